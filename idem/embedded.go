@@ -106,8 +106,9 @@ func (e *Embedded) setNX(now time.Duration, k Key, by EventID) EventID {
 	e.held[k] = holder{by: by, until: until}
 	e.queue = append(e.queue, expiry{key: k, until: until})
 	for len(e.held) > e.limit {
-		e.pop()
-		e.lost++
+		if e.pop() {
+			e.lost++
+		}
 	}
 	return by
 }
@@ -120,10 +121,12 @@ func (e *Embedded) sweep(now time.Duration) {
 	}
 }
 
-func (e *Embedded) pop() {
+// pop takes the head of the queue, and its claim unless the key was claimed anew since.
+func (e *Embedded) pop() bool {
 	x := e.queue[e.head]
 	e.head++
-	if h, ok := e.held[x.key]; ok && h.until == x.until {
+	h, ok := e.held[x.key]
+	if ok = ok && h.until == x.until; ok {
 		delete(e.held, x.key)
 	}
 	if e.head == len(e.queue) {
@@ -132,6 +135,7 @@ func (e *Embedded) pop() {
 		n := copy(e.queue, e.queue[e.head:])
 		e.queue, e.head = e.queue[:n], 0
 	}
+	return ok
 }
 
 // Stats returns the figures.

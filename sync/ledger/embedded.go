@@ -1,0 +1,669 @@
+package ledger
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+	"unicode/utf8"
+
+	bolt "go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
+
+	"scanonce/idem"
+	"scanonce/window"
+)
+
+// The buckets. Every value is sealed; a row is never changed or removed, so the sequence of bktRows is the
+// number of rows.
+const (
+	bktMeta     = "meta"      // "format" → format version
+	bktRows     = "rows"      // idem hash → row
+	bktEdges    = "edges"     // edge hash → idem hash
+	bktEvents   = "events"    // event id → idem hash
+	bktLog      = "log"       // sequence, 8 bytes → 'r' idem hash | 'l' event id, in the order of commit
+	bktLines    = "lines"     // event id → audit line
+	bktLineKeys = "line_keys" // idem hash, sequence → event id
+)
+
+const (
+	formatVersion = 1
+	lockTimeout   = time.Second
+	page          = 256 // records a read transaction fetches
+	maxQuantity   = 9999
+)
+
+// ErrInUse says that another process holds the ledger file.
+var ErrInUse = errors.New("another process holds it: stop that agent, or ask it through its socket")
+
+// Embedded is the Ledger in a file of its own, for an agent without PostgreSQL. Every write is fsynced
+// before it is acknowledged.
+type Embedded struct {
+	db  *bolt.DB
+	now func() window.UTC
+}
+
+// OpenEmbedded opens the ledger file at path, mode 0600, and makes it if it is not there. now gives
+// committed_at and recorded_at. One process at a time: another gets ErrInUse within a second.
+func OpenEmbedded(path string, now func() window.UTC) (*Embedded, error) {
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		if err := create(path); err != nil {
+			return nil, fmt.Errorf("cannot make the ledger %s: %w", path, err)
+		}
+	}
+	return open(path, now, false)
+}
+
+// OpenEmbeddedReadOnly opens an existing ledger file for reading. Several readers may hold it, no writer.
+func OpenEmbeddedReadOnly(path string) (*Embedded, error) { return open(path, nil, true) }
+
+func open(path string, now func() window.UTC, readOnly bool) (*Embedded, error) {
+	info, err := os.Stat(path)
+	if err == nil && info.Size() == 0 {
+		// bbolt would take it for a new one, and every movement in it would count again.
+		err = errors.New("the file is empty: restore it from a copy, or remove it to begin a new ledger")
+	}
+	var db *bolt.DB
+	if err == nil {
+		db, err = openFile(path, readOnly)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot open the ledger %s: %w", path, err)
+	}
+	if err := db.View(checkFormat); err != nil {
+		db.Close()
+		return nil, fmt.Errorf("cannot open the ledger %s: %w", path, err)
+	}
+	return &Embedded{db: db, now: now}, nil
+}
+
+func openFile(path string, readOnly bool) (*bolt.DB, error) {
+	db, err := bolt.Open(path, 0o600, &bolt.Options{
+		Timeout:      lockTimeout,
+		FreelistType: bolt.FreelistMapType,
+		ReadOnly:     readOnly,
+		NoStatistics: true,
+	})
+	if errors.Is(err, bolterrors.ErrTimeout) {
+		return nil, ErrInUse
+	}
+	return db, err
+}
+
+// create makes a complete file beside path and links it there, so that a crash leaves no half of a
+// ledger, and a second creator does not replace the first one's.
+func create(path string) error {
+	dir := filepath.Dir(path)
+	f, err := os.CreateTemp(dir, filepath.Base(path)+".new*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name())
+	if err := f.Close(); err != nil {
+		return err
+	}
+	db, err := openFile(f.Name(), false)
+	if err != nil {
+		return err
+	}
+	err = db.Update(func(tx *bolt.Tx) error {
+		for _, name := range []string{bktMeta, bktRows, bktEdges, bktEvents, bktLog, bktLines, bktLineKeys} {
+			if _, err := tx.CreateBucket([]byte(name)); err != nil {
+				return err
+			}
+		}
+		return put(tx.Bucket([]byte(bktMeta)), bktMeta, []byte("format"), []byte{formatVersion})
+	})
+	if err = errors.Join(err, db.Close()); err != nil {
+		return err
+	}
+	if err := os.Link(f.Name(), path); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+func checkFormat(tx *bolt.Tx) error {
+	b := tx.Bucket([]byte(bktMeta))
+	if b == nil {
+		return errors.New("it is no ledger: name the right file")
+	}
+	v, err := get(b, bktMeta, []byte("format"))
+	switch {
+	case err != nil:
+		return err
+	case len(v) != 1 || v[0] != formatVersion:
+		return fmt.Errorf("its format %x is not %d: use the version of scanonce that wrote it, or a newer one", v, formatVersion)
+	}
+	return nil
+}
+
+// Close waits for what is under way and releases the file.
+func (e *Embedded) Close() error { return e.db.Close() }
+
+// put seals and stores a value.
+func put(b *bolt.Bucket, name string, key, body []byte) error {
+	return b.Put(key, seal(name, key, body))
+}
+
+// get returns a value's body, valid within the transaction; nil if there is none.
+func get(b *bolt.Bucket, name string, key []byte) ([]byte, error) {
+	rec := b.Get(key)
+	if rec == nil {
+		return nil, nil
+	}
+	return unseal(name, key, rec)
+}
+
+// buckets are a transaction's buckets.
+type buckets struct {
+	rows, edges, events, log, lines, lineKeys *bolt.Bucket
+}
+
+func bucketsOf(tx *bolt.Tx) buckets {
+	b := buckets{
+		rows:     tx.Bucket([]byte(bktRows)),
+		edges:    tx.Bucket([]byte(bktEdges)),
+		events:   tx.Bucket([]byte(bktEvents)),
+		log:      tx.Bucket([]byte(bktLog)),
+		lines:    tx.Bucket([]byte(bktLines)),
+		lineKeys: tx.Bucket([]byte(bktLineKeys)),
+	}
+	b.log.FillPercent = 0.95 // its keys only rise
+	return b
+}
+
+// Insert implements Ledger: one transaction, the constraints checked in the order of the rows, those of
+// the same call included.
+func (e *Embedded) Insert(ctx context.Context, rows []Row) (Inserted, error) {
+	var in Inserted
+	good := make([]*Row, 0, len(rows))
+	for i := range rows {
+		if detail := flaw(&rows[i]); detail != "" {
+			in.Poison = append(in.Poison, Poison{Event: rows[i].Event, Detail: detail})
+			continue
+		}
+		good = append(good, &rows[i])
+	}
+	err := e.write(ctx, func(b buckets) (bool, error) {
+		now := e.now()
+		for _, r := range good {
+			ok, err := b.insert(*r, now)
+			if err != nil {
+				return false, err
+			}
+			if ok {
+				in.Receipts = append(in.Receipts, Receipt{Event: r.Event, CommittedAt: now})
+			}
+		}
+		return len(in.Receipts) > 0, nil
+	})
+	if err != nil {
+		return Inserted{}, fmt.Errorf("cannot insert into the ledger: %w", err)
+	}
+	return in, nil
+}
+
+// write runs f in a transaction, which it commits if f says so: a commit costs fsyncs.
+func (e *Embedded) write(ctx context.Context, f func(b buckets) (bool, error)) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	tx, err := e.db.Begin(true)
+	if errors.Is(err, bolterrors.ErrDatabaseReadOnly) {
+		return errors.New("it is open for reading only: open it for writing")
+	}
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback() // without effect after Commit
+	commit, err := f(bucketsOf(tx))
+	if err != nil || !commit {
+		return err
+	}
+	return tx.Commit()
+}
+
+func (b buckets) insert(r Row, now window.UTC) (bool, error) {
+	key := r.Keys.Idem.Hash[:]
+	if b.rows.Get(key) != nil || b.events.Get(r.Event[:]) != nil {
+		return false, nil
+	}
+	edge := !r.Keys.Edge.IsZero()
+	if edge && b.edges.Get(r.Keys.Edge.Hash[:]) != nil {
+		return false, nil
+	}
+	if _, err := b.rows.NextSequence(); err != nil {
+		return false, err
+	}
+	r.CommittedAt = now
+	err := put(b.rows, bktRows, key, appendRow(nil, &r))
+	if err == nil && edge {
+		err = put(b.edges, bktEdges, r.Keys.Edge.Hash[:], slices.Clone(key))
+	}
+	if err == nil {
+		err = put(b.events, bktEvents, r.Event[:], slices.Clone(key))
+	}
+	if err == nil {
+		_, err = b.appendLog('r', key)
+	}
+	return true, err
+}
+
+func (b buckets) appendLog(kind byte, id []byte) ([]byte, error) {
+	seq, err := b.log.NextSequence()
+	if err != nil {
+		return nil, err
+	}
+	key := binary.BigEndian.AppendUint64(nil, seq)
+	return key, put(b.log, bktLog, key, append([]byte{kind}, id...))
+}
+
+// Bounds of a time: RFC 3339 has four digits for the year, and PostgreSQL no year 0.
+var (
+	earliest = window.FromTime(time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC))
+	latest   = window.FromTime(time.Date(9999, 12, 31, 23, 59, 59, 999e6, time.UTC))
+)
+
+// flaw says why the ledger can never take r, "" if it can. Values that may be the content of a barcode
+// stay out of the text.
+func flaw(r *Row) string {
+	switch {
+	case r.Keys.Idem.Kind != idem.Idem:
+		return "it has no idempotency key"
+	case !r.Keys.Edge.IsZero() && r.Keys.Edge.Kind != idem.Edge:
+		return "its edge key is of another kind"
+	case r.Event.IsZero():
+		return "it has no event id"
+	case r.Facility == "":
+		return "it has no facility"
+	case r.Scanner == "":
+		return "it has no scanner"
+	case r.Agent == "":
+		return "it has no agent"
+	case r.Quantity < 1 || r.Quantity > maxQuantity:
+		return fmt.Sprintf("its quantity %d is not in 1 to %d", r.Quantity, maxQuantity)
+	case r.Type < window.Receive || r.Type > window.Count:
+		return fmt.Sprintf("its scan type %d is unknown", uint8(r.Type))
+	case r.Quality > window.Device:
+		return fmt.Sprintf("its clock quality %d is unknown", uint8(r.Quality))
+	case r.PkgLevel < -1 || r.PkgLevel > 9:
+		return fmt.Sprintf("its packaging level %d is not in 0 to 9", r.PkgLevel)
+	case r.CapturedAt < earliest || r.CapturedAt > latest:
+		return fmt.Sprintf("its capture time %d ms is not in the years 1 to 9999", int64(r.CapturedAt))
+	}
+	if r.Expiry != "" {
+		if _, err := time.Parse(time.DateOnly, r.Expiry); err != nil {
+			return "its expiry is not a day YYYY-MM-DD of the calendar"
+		}
+	}
+	for _, s := range r.texts() {
+		if !storable(*s) {
+			return "one of its texts is not UTF-8 or holds a NUL"
+		}
+	}
+	for _, f := range r.Flags {
+		if !storable(f) {
+			return "one of its flags is not UTF-8 or holds a NUL"
+		}
+	}
+	return ""
+}
+
+// storable says that PostgreSQL's text type takes s.
+func storable(s string) bool {
+	for i := 0; i < len(s); i++ {
+		if s[i] == 0 {
+			return false
+		}
+	}
+	return utf8.ValidString(s)
+}
+
+// Standing implements Ledger.
+func (e *Embedded) Standing(ctx context.Context, probes []Probe) ([]Standing, error) {
+	out := make([]Standing, len(probes))
+	err := e.read(ctx, func(b buckets) error {
+		for i := range probes {
+			if err := b.standing(&probes[i], &out[i]); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("cannot look up the ledger: %w", err)
+	}
+	return out, nil
+}
+
+func (e *Embedded) read(ctx context.Context, f func(b buckets) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return e.db.View(func(tx *bolt.Tx) error { return f(bucketsOf(tx)) })
+}
+
+func (b buckets) standing(p *Probe, s *Standing) (err error) {
+	if s.ByEvent, err = b.ownerVia(b.events, bktEvents, p.Event[:]); err != nil {
+		return err
+	}
+	if s.ByIdem, err = b.owner(p.Keys.Idem.Hash[:]); err != nil {
+		return err
+	}
+	if !p.Keys.Edge.IsZero() {
+		s.ByEdge, err = b.ownerVia(b.edges, bktEdges, p.Keys.Edge.Hash[:])
+	}
+	return err
+}
+
+// ownerVia finds a row by an index; the zero Owner if the index has no such entry.
+func (b buckets) ownerVia(index *bolt.Bucket, name string, key []byte) (Owner, error) {
+	hash, err := get(index, name, key)
+	if hash == nil || err != nil {
+		return Owner{}, err
+	}
+	o, err := b.owner(hash)
+	if err == nil && o.Event.IsZero() {
+		err = fmt.Errorf("cannot find the row %x that %s names: %w", hash, name, errDamaged)
+	}
+	return o, err
+}
+
+func (b buckets) owner(hash []byte) (Owner, error) {
+	body, err := get(b.rows, bktRows, hash)
+	if body == nil || err != nil {
+		return Owner{}, err
+	}
+	return decodeOwner(hash, body)
+}
+
+// row returns the row that must be there.
+func (b buckets) row(hash []byte) (Row, error) {
+	body, err := get(b.rows, bktRows, hash)
+	if err != nil {
+		return Row{}, err
+	}
+	if body == nil {
+		return Row{}, fmt.Errorf("cannot find row %x: %w", hash, errDamaged)
+	}
+	return decodeRow(hash, body)
+}
+
+func (b buckets) line(event []byte) (Line, error) {
+	body, err := get(b.lines, bktLines, event)
+	if err != nil {
+		return Line{}, err
+	}
+	if body == nil {
+		return Line{}, fmt.Errorf("cannot find line %x: %w", event, errDamaged)
+	}
+	return decodeLine(event, body)
+}
+
+// AppendLines implements Ledger.
+func (e *Embedded) AppendLines(ctx context.Context, lines []Line) error {
+	for i := range lines {
+		if err := checkLine(&lines[i]); err != nil {
+			return err
+		}
+	}
+	err := e.write(ctx, func(b buckets) (bool, error) {
+		now, wrote := e.now(), false
+		for _, l := range lines {
+			if b.lines.Get(l.Event[:]) != nil {
+				continue
+			}
+			l.RecordedAt = now
+			if err := b.appendLine(&l); err != nil {
+				return false, err
+			}
+			wrote = true
+		}
+		return wrote, nil
+	})
+	if err != nil {
+		return fmt.Errorf("cannot append to the audit trail: %w", err)
+	}
+	return nil
+}
+
+func (b buckets) appendLine(l *Line) error {
+	if err := put(b.lines, bktLines, l.Event[:], appendLine(nil, l)); err != nil {
+		return err
+	}
+	seq, err := b.appendLog('l', l.Event[:])
+	if err != nil || l.Key.IsZero() {
+		return err
+	}
+	return put(b.lineKeys, bktLineKeys, append(l.Key.Hash[:], seq...), slices.Clone(l.Event[:]))
+}
+
+func checkLine(l *Line) error {
+	what := ""
+	switch {
+	case l.Event.IsZero():
+		what = "it has no event id"
+	case l.Agent == "":
+		what = "it has no agent"
+	case l.Outcome == "":
+		what = "it has no outcome"
+	case l.Outcome == Committed:
+		what = "a committed row is its own line"
+	case l.Key.IsZero() == (l.Outcome == Suppressed) || !l.Key.IsZero() && l.Key.Kind != idem.Idem:
+		what = "the key of the row that stands belongs to a suppressed line, and to no other"
+	case l.Type > window.Count:
+		what = "its scan type is unknown"
+	case l.At < earliest || l.At > latest || l.CapturedAt < earliest || l.CapturedAt > latest:
+		what = "its times are not in the years 1 to 9999"
+	case !storable(l.Agent) || !storable(string(l.Outcome)) || !storable(l.Reason) || !storable(l.Scanner) || !storable(l.Symbology):
+		what = "one of its texts is not UTF-8 or holds a NUL"
+	default:
+		return nil
+	}
+	return fmt.Errorf("cannot append the audit line %s: %s", l.Event, what)
+}
+
+// Rows implements Ledger. The span is of the capture times. It ends with what was there when it began, and
+// holds no transaction while yield runs.
+func (e *Embedded) Rows(ctx context.Context, s Span, yield func(Row) error) error {
+	return walk(ctx, e, func(b buckets, kind byte, id []byte) (Row, bool, error) {
+		if kind != 'r' {
+			return Row{}, false, nil
+		}
+		r, err := b.row(id)
+		return r, s.has(r.CapturedAt), err
+	}, yield)
+}
+
+// Lines implements Ledger. The span is of the times of decision (Line.At).
+func (e *Embedded) Lines(ctx context.Context, s Span, yield func(Line) error) error {
+	return walk(ctx, e, func(b buckets, kind byte, id []byte) (l Line, ok bool, err error) {
+		if kind == 'r' {
+			var r Row
+			r, err = b.row(id)
+			l = r.Line()
+		} else {
+			l, err = b.line(id)
+		}
+		return l, s.has(l.At), err
+	}, yield)
+}
+
+func (s Span) has(t window.UTC) bool {
+	return (s.From == 0 || t >= s.From) && (s.Until == 0 || t < s.Until)
+}
+
+// walk pages through the log.
+func walk[T any](ctx context.Context, e *Embedded, pick func(b buckets, kind byte, id []byte) (T, bool, error), yield func(T) error) error {
+	var found []T
+	last := uint64(0) // number of the newest entry when the walk began
+	fetch := func(from uint64) (next uint64, err error) {
+		found = found[:0]
+		next = from
+		err = e.read(ctx, func(b buckets) error {
+			if last == 0 {
+				last = b.log.Sequence()
+			}
+			c := b.log.Cursor()
+			for k, v := c.Seek(binary.BigEndian.AppendUint64(nil, from)); k != nil && next < from+page; k, v = c.Next() {
+				seq, id, err := logEntry(k, v)
+				if err != nil {
+					return err
+				}
+				if seq > last {
+					break
+				}
+				if seq != next {
+					return fmt.Errorf("cannot find entry %d of the log: %w", next, errDamaged)
+				}
+				next = seq + 1
+				x, ok, err := pick(b, id[0], id[1:])
+				if err != nil {
+					return err
+				}
+				if ok {
+					found = append(found, x)
+				}
+			}
+			return nil
+		})
+		return next, err
+	}
+	for from := uint64(1); ; {
+		next, err := fetch(from)
+		if err != nil {
+			return fmt.Errorf("cannot read the ledger: %w", err)
+		}
+		for _, x := range found {
+			if err := yield(x); err != nil {
+				return err
+			}
+		}
+		if next == from {
+			if next <= last {
+				return fmt.Errorf("cannot read the ledger: the log ends at %d of %d: %w", next-1, last, errDamaged)
+			}
+			return nil
+		}
+		from = next
+	}
+}
+
+// logEntry returns the number of an entry and its id with the kind in front.
+func logEntry(k, v []byte) (uint64, []byte, error) {
+	id, err := unseal(bktLog, k, v)
+	if err != nil {
+		return 0, nil, err
+	}
+	if len(k) != 8 || !(len(id) == 33 && id[0] == 'r') && !(len(id) == 17 && id[0] == 'l') {
+		return 0, nil, fmt.Errorf("cannot read entry %x of the log: %w", k, errDamaged)
+	}
+	return binary.BigEndian.Uint64(k), id, nil
+}
+
+// Find implements Ledger.
+func (e *Embedded) Find(ctx context.Context, prefix string, limit int) ([]Row, error) {
+	lowest, err := hex.DecodeString(prefix + "0"[:len(prefix)%2])
+	if err != nil || prefix == "" || len(prefix) > 64 {
+		return nil, fmt.Errorf("cannot search for %q: write 1 to 64 hexadecimal digits of the key", prefix)
+	}
+	whole, odd := lowest, false
+	if odd = len(prefix)%2 == 1; odd {
+		whole = lowest[:len(lowest)-1]
+	}
+	var rows []Row
+	err = e.read(ctx, func(b buckets) error {
+		c := b.rows.Cursor()
+		for k, v := c.Seek(lowest); k != nil && len(rows) < limit; k, v = c.Next() {
+			if !bytes.HasPrefix(k, whole) || odd && (len(k) == len(whole) || k[len(whole)]>>4 != lowest[len(whole)]>>4) {
+				return nil
+			}
+			body, err := unseal(bktRows, k, v)
+			if err != nil {
+				return err
+			}
+			r, err := decodeRow(k, body)
+			if err != nil {
+				return err
+			}
+			rows = append(rows, r)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("cannot search the ledger: %w", err)
+	}
+	return rows, nil
+}
+
+// LinesOf implements Ledger: the row's own line first, then the others in the order of their commit.
+func (e *Embedded) LinesOf(ctx context.Context, key idem.Key) ([]Line, error) {
+	if key.Kind != idem.Idem {
+		return nil, errors.New("cannot look up lines by this key: give an idempotency key, scan:idem:")
+	}
+	var lines []Line
+	err := e.read(ctx, func(b buckets) error {
+		body, err := get(b.rows, bktRows, key.Hash[:])
+		if err != nil {
+			return err
+		}
+		if body != nil {
+			r, err := decodeRow(key.Hash[:], body)
+			if err != nil {
+				return err
+			}
+			lines = append(lines, r.Line())
+		}
+		c := b.lineKeys.Cursor()
+		for k, v := c.Seek(key.Hash[:]); bytes.HasPrefix(k, key.Hash[:]); k, v = c.Next() {
+			event, err := unseal(bktLineKeys, k, v)
+			if err != nil {
+				return err
+			}
+			l, err := b.line(event)
+			if err != nil {
+				return err
+			}
+			lines = append(lines, l)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("cannot look up the audit trail: %w", err)
+	}
+	return lines, nil
+}
+
+// Count implements Ledger.
+func (e *Embedded) Count(ctx context.Context) (n int64, err error) {
+	err = e.read(ctx, func(b buckets) error {
+		n = int64(b.rows.Sequence())
+		return nil
+	})
+	if err != nil {
+		return 0, fmt.Errorf("cannot count the ledger: %w", err)
+	}
+	return n, nil
+}
+
+// Line is the row's own audit line.
+func (r *Row) Line() Line {
+	l := Line{Event: r.Event, Agent: r.Agent, At: r.CommittedAt, Key: r.Keys.Idem, Outcome: Committed,
+		Scanner: r.Scanner, Type: r.Type, CapturedAt: r.CapturedAt, RecordedAt: r.CommittedAt}
+	if slices.Contains(r.Flags, ClaimBypassed) {
+		l.Reason = ClaimBypassed
+	}
+	return l
+}
