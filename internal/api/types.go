@@ -264,6 +264,8 @@ type Event struct {
 
 // Events is the retained, resumable stream.
 type Events interface {
+	// Last is the current position: following from it yields exactly what comes later.
+	Last() string
 	// Follow yields the events after the one named by lastID ("" is: from now on), as they come, until ctx
 	// ends or yield returns an error. kinds empty is every kind. If events after lastID are no longer
 	// retained, the first event yielded is of kind "gap". A slow consumer never delays the producer.
