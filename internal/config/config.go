@@ -209,14 +209,14 @@ type Scanner struct {
 	MarksResends     bool            `toml:"marks_resends" doc:"acknak: the scanner marks what it sends again."`
 	Shared           bool            `toml:"shared" doc:"Several agents hear this scanner under the same id."`
 	ScanType         window.ScanType `toml:"scan_type" doc:"What its scans are until the user says otherwise."`
-	Feedback         Feedback        `toml:"feedback" doc:"Bytes written to the device after a scan, after the framing's own answer."`
+	Feedback         Feedback        `toml:"feedback"`
 }
 
 // Feedback is what a device is told, byte for byte; empty is nothing.
 type Feedback struct {
-	Good      string `toml:"good" doc:"After an accepted scan: up to 64 ASCII characters, for example \"\\u0007\"."`
-	Duplicate string `toml:"duplicate" doc:"After a duplicate."`
-	Reject    string `toml:"reject" doc:"After a scan that was refused or not accepted."`
+	Good      string `toml:"good" doc:"Written to the device after an accepted scan, after the framing's own answer: up to 64 ASCII characters, for example \"\\u0007\"."`
+	Duplicate string `toml:"duplicate" doc:"The same after a duplicate."`
+	Reject    string `toml:"reject" doc:"The same after a scan that was refused or not accepted."`
 }
 
 // Default returns the built-in defaults. They lack facility_uuid, so they do not validate as they are.

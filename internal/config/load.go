@@ -44,7 +44,7 @@ func Load(o Options) (*Config, error) {
 	l.c.modeByTransport()
 	if !l.broken {
 		for _, e := range l.c.problems() {
-			if !l.bad[e.path] {
+			if !l.isBad(e.path) {
 				l.errs = append(l.errs, e)
 			}
 		}
@@ -58,15 +58,37 @@ func Load(o Options) (*Config, error) {
 type loader struct {
 	c      *Config
 	errs   Errors
-	bad    map[string]bool // paths with an error, which need no second one
+	bad    map[string]bool // paths whose value could not be taken, which need no second error
 	broken bool            // a file is not TOML: what it would have set is unknown
 	rank   int
+	keys   map[string]field // of c, nil after a list grew
+}
+
+func (l *loader) fields() map[string]field {
+	if l.keys == nil {
+		l.keys = l.c.fields()
+	}
+	return l.keys
 }
 
 func (l *loader) fail(path string, p Position, key, detail, hint string) {
 	l.bad[path] = true
 	l.errs = append(l.errs, &Error{File: p.File, Line: p.Line, Column: p.Column, Key: key, Detail: detail,
 		Hint: hint, rank: l.rank, path: path})
+}
+
+// isBad says that the key or a table around it was already told.
+func (l *loader) isBad(path string) bool {
+	for {
+		if l.bad[path] {
+			return true
+		}
+		i := strings.LastIndexByte(path, '.')
+		if i < 0 {
+			return false
+		}
+		path = path[:i]
+	}
 }
 
 func (l *loader) readFiles(o Options) error {
@@ -117,6 +139,7 @@ func readError(path string, err error) error {
 func (l *loader) file(path string, text []byte) {
 	l.rank++
 	l.c.files = append(l.c.files, path)
+	text = bytes.TrimPrefix(text, []byte("\xef\xbb\xbf"))
 	var doc map[string]any
 	if _, err := toml.Decode(string(text), &doc); err != nil {
 		l.broken = true
@@ -124,11 +147,15 @@ func (l *loader) file(path string, text []byte) {
 		var pe toml.ParseError
 		if errors.As(err, &pe) {
 			p.Line, p.Column, detail = pe.Position.Line, pe.Position.Col, pe.Message
+			// A line end where none may be is counted to the next line.
+			if start := min(pe.Position.Start, len(text)); strings.Contains(detail, `'\n'`) {
+				p.Line = 1 + bytes.Count(text[:start], []byte("\n"))
+			}
 		}
 		l.fail("", p, "", detail, "the file is TOML: [section] lines, below them key = value; texts in double quotes, numbers and true or false without")
 		return
 	}
-	f := &tables{loader: l, file: path, places: keyPlaces(string(bytes.TrimPrefix(text, []byte("\xef\xbb\xbf"))))}
+	f := &tables{loader: l, file: path, places: keyPlaces(string(text))}
 	f.top(doc)
 }
 
@@ -169,7 +196,7 @@ func (t *tables) top(doc map[string]any) {
 // put sets the key or table at path of the configuration; from is its path in the file.
 func (t *tables) put(path, from string, v any) {
 	pos := t.position(from)
-	if f, ok := t.c.fields()[path]; ok {
+	if f, ok := t.fields()[path]; ok {
 		t.assign(f, pos, v)
 		return
 	}
@@ -179,6 +206,9 @@ func (t *tables) put(path, from string, v any) {
 	}
 	table, ok := v.(map[string]any)
 	if !ok {
+		if pos.Line == 0 {
+			pos = t.position(from + "[0]")
+		}
 		t.fail(path, pos, t.c.display(path), "it is a table, not a value", "write ["+element.ReplaceAllString(path, "")+"] on a line, and its keys below")
 		return
 	}
@@ -191,7 +221,7 @@ func (t *tables) put(path, from string, v any) {
 }
 
 func (t *tables) isTable(path string) bool {
-	for p := range t.c.fields() {
+	for p := range t.fields() {
 		if strings.HasPrefix(p, path+".") {
 			return true
 		}
@@ -231,7 +261,7 @@ func (t *tables) elements(key, name string, v any) {
 			n = slices.Index(before, s)
 		}
 		if n < 0 {
-			n = t.c.grow(key)
+			n, t.keys = t.c.grow(key), nil
 		} else {
 			before[n] = "\x00" // no longer to be had
 		}
@@ -295,7 +325,9 @@ func (l *loader) assign(f field, pos Position, v any) {
 func (l *loader) unknown(path string, pos Position) {
 	plain := element.ReplaceAllString(path, "")
 	words := known()
-	words = append(words, tableNames(words)...)
+	if i := strings.LastIndexByte(plain, '.'); i < 0 || !slices.Contains(tableNames(words), plain[:i]) || plain[:i] == "window" {
+		words = append(words, tableNames(words)...)
+	}
 	hint := "scanonce config reference lists all keys"
 	if n := nearest(plain, words); n != "" {
 		hint = fmt.Sprintf("did you mean %s?", n)
@@ -327,7 +359,7 @@ func envName(path string) string {
 func (l *loader) environment(env []string) {
 	l.rank++
 	byName := map[string]field{}
-	for p, f := range l.c.fields() {
+	for p, f := range l.fields() {
 		if !strings.Contains(p, "[") {
 			byName[envName(p)] = f
 		}
@@ -385,7 +417,7 @@ func (l *loader) set(s string) {
 		}
 		path = fmt.Sprintf("%s[%d].%s", kind, n, sub)
 	}
-	f, ok := l.c.fields()[path]
+	f, ok := l.fields()[path]
 	if !ok {
 		l.unknown(path, pos)
 		return
@@ -419,11 +451,11 @@ func (l *loader) flags(o Options) error {
 		if err != nil {
 			return fmt.Errorf("cannot find the folder that %s %s starts from: %w", g.name, g.value, err)
 		}
-		l.assign(l.c.fields()[g.key], Position{File: g.name + " " + g.value}, abs)
+		l.assign(l.fields()[g.key], Position{File: g.name + " " + g.value}, abs)
 	}
 	if _, set := l.c.at["api.socket"]; o.StateDir != "" && !set {
 		pos := l.c.at["agent.state_dir"]
-		l.assign(l.c.fields()["api.socket"], pos, filepath.Join(l.c.Agent.StateDir, "scanonce.sock"))
+		l.assign(l.fields()["api.socket"], pos, filepath.Join(l.c.Agent.StateDir, "scanonce.sock"))
 	}
 	return nil
 }

@@ -24,17 +24,20 @@ func Reference() string {
 		if s.list != "" {
 			off, header = "#", "[["+element.ReplaceAllString(s.path, "")+"]]"
 		}
-		if s.doc != doc { // the windows share one
+		again := s.doc == doc // the windows are alike: they are explained once
+		if !again {
 			b.WriteString("# " + s.doc + "\n")
 			doc = s.doc
 		}
 		b.WriteString(off + header + "\n")
 		for i, f := range s.fields {
 			key := strings.TrimPrefix(f.path, s.path+".")
-			if i > 0 || s.list == "" {
+			if i > 0 && !again {
 				b.WriteString("\n")
 			}
-			comment(&b, f, takes()[element.ReplaceAllString(f.path, "")])
+			if !again {
+				comment(&b, f, takes()[element.ReplaceAllString(f.path, "")])
+			}
 			fmt.Fprintf(&b, "%s%s = %s\n", off, key, toTOML(f.value))
 		}
 	}
