@@ -1,0 +1,155 @@
+package spool
+
+import (
+	"time"
+
+	"scanonce/idem"
+	"scanonce/window"
+)
+
+// acceptance is what the local rule remembers of an accepted scan.
+type acceptance struct {
+	event    idem.EventID
+	seq      uint64
+	physical idem.Key
+	keys     idem.Keys
+	extras   string
+	scanner  string
+	typ      window.ScanType
+	quantity int
+	at       window.UTC
+	anchor   time.Duration // boottime
+	equal    time.Duration // boottime of the last frame with this physical identity
+	span     time.Duration
+	item     Item
+}
+
+// doubt is a scanner's last acceptance before an unclean stop: its scanner may not have heard the answer.
+type doubt struct {
+	acc     *acceptance
+	bootID  string
+	boot    time.Duration
+	at      window.UTC
+	quality window.Quality
+}
+
+// doubtful is how long after an unclean stop an equal first frame counts as the resend of an answer that
+// was never heard.
+const doubtful = 10 * time.Minute
+
+// bounce is how soon after the last equal frame a frame counts as its echo whatever the user did between.
+const bounce = 300 * time.Millisecond
+
+// recent is the exact look-up behind the prefilter: the acceptances of the last horizon, by physical
+// identity and by key. The intake alone uses it.
+type recent struct {
+	horizon  time.Duration
+	physical map[[32]byte]*acceptance
+	keys     map[idem.Key]*acceptance
+	queue    []*acceptance // in the order of their adding
+	head     int
+	doubts   map[string]doubt
+}
+
+func newRecent(horizon time.Duration) *recent {
+	return &recent{horizon: horizon, physical: map[[32]byte]*acceptance{}, keys: map[idem.Key]*acceptance{}, doubts: map[string]doubt{}}
+}
+
+// match finds the acceptance of which a frame is a retransmission, by the anchored rule: same physical
+// identity, less than its span after the acceptance itself, whatever window either lies in. An explicit act
+// of the user in between ends the match, but not for a known resend nor for an echo of the last equal frame.
+func (r *recent) match(physical idem.Key, boot, act time.Duration, resend bool) *acceptance {
+	a := r.physical[physical.Hash]
+	if a == nil || boot-a.anchor >= a.span || r.broken(a, boot, act, resend) {
+		return nil
+	}
+	return a
+}
+
+func (r *recent) broken(a *acceptance, boot, act time.Duration, resend bool) bool {
+	return act > a.anchor && act <= boot && !resend && boot-a.equal > bounce
+}
+
+// resolveDoubt takes the scanner's doubt away, which its first frame always does, and returns the acceptance
+// if that frame must be taken for its resend.
+func (r *recent) resolveDoubt(scanner string, physical idem.Key, at window.Reading, bootID string, act time.Duration) *acceptance {
+	d, ok := r.doubts[scanner]
+	if !ok {
+		return nil
+	}
+	delete(r.doubts, scanner)
+	if d.acc.physical != physical || act > 0 || d.provablyOver(at, bootID) {
+		return nil
+	}
+	return d.acc
+}
+
+func (d *doubt) provablyOver(at window.Reading, bootID string) bool {
+	if d.bootID == bootID {
+		return at.Boot-d.boot > doubtful
+	}
+	if at.Boot > doubtful { // this boot alone has lasted longer
+		return true
+	}
+	proven := func(q window.Quality) bool { return q == window.Synced || q == window.Holdover }
+	return proven(d.quality) && proven(at.Quality) && at.T.Sub(d.at) > doubtful
+}
+
+// holder returns the acceptance that has one of the keys.
+func (r *recent) holder(k *idem.Keys) *acceptance {
+	if a := r.keys[k.Idem]; a != nil {
+		return a
+	}
+	if !k.Edge.IsZero() {
+		return r.keys[k.Edge]
+	}
+	return nil
+}
+
+func (r *recent) add(a *acceptance, now time.Duration) {
+	r.expire(now)
+	r.physical[a.physical.Hash] = a
+	r.keys[a.keys.Idem] = a
+	if !a.keys.Edge.IsZero() {
+		r.keys[a.keys.Edge] = a
+	}
+	r.queue = append(r.queue, a)
+}
+
+// restore undoes an add: previous is what the physical identity pointed to before.
+func (r *recent) restore(a, previous *acceptance) {
+	r.forget(a)
+	if previous != nil {
+		r.physical[previous.physical.Hash] = previous
+	}
+}
+
+func (r *recent) forget(a *acceptance) {
+	if r.physical[a.physical.Hash] == a {
+		delete(r.physical, a.physical.Hash)
+	}
+	if r.keys[a.keys.Idem] == a {
+		delete(r.keys, a.keys.Idem)
+	}
+	if r.keys[a.keys.Edge] == a {
+		delete(r.keys, a.keys.Edge)
+	}
+}
+
+// expire drops the acceptances that are older than the horizon.
+func (r *recent) expire(now time.Duration) {
+	for r.head < len(r.queue) && now-r.queue[r.head].anchor > r.horizon {
+		r.forget(r.queue[r.head])
+		r.queue[r.head] = nil
+		r.head++
+	}
+	if r.head > 1024 && r.head > len(r.queue)/2 {
+		r.queue = append(r.queue[:0], r.queue[r.head:]...)
+		r.head = 0
+	}
+}
+
+func acceptanceOf(r *Record) *acceptance {
+	return &acceptance{event: r.Event, seq: r.Seq, physical: r.Physical, keys: r.Keys, extras: r.Extras, scanner: r.Scanner,
+		typ: r.Type, quantity: r.Quantity, at: r.At, anchor: r.Anchor, equal: r.Boot, span: r.Span, item: r.Item}
+}

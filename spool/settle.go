@@ -1,0 +1,344 @@
+package spool
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+
+	"scanonce/idem"
+)
+
+// Work is the next part of the chain to settle: records in the order of their capture, and the notes of the
+// same segment.
+type Work struct {
+	Records []Record
+	Notes   []Line
+	seg     *segment
+	noteTo  uint64
+	closes  bool // the segment is finished with this work
+}
+
+// Empty says that there is nothing to do.
+func (w *Work) Empty() bool { return len(w.Records) == 0 && len(w.Notes) == 0 }
+
+// Next returns up to n records, and up to n notes, that no settlement has covered. It returns the same again
+// until Settle is called.
+func (s *Spool) Next(n int) (Work, error) {
+	s.mu.Lock()
+	var w Work
+	var c cursor
+	var to, notes uint64
+	for i, seg := range s.segments {
+		c = s.cursorOf(seg)
+		if c.Record < seg.last || c.Note < seg.notes {
+			w.seg, to, notes, w.closes = seg, seg.last, seg.notes, i+1 < len(s.segments)
+			break
+		}
+	}
+	if w.seg == nil {
+		s.mu.Unlock()
+		return w, nil
+	}
+	w.Records = s.fromTail(c.Record+1, n)
+	s.mu.Unlock()
+	var err error
+	if over := len(w.Records); over > 0 && w.Records[over-1].Seq > to {
+		w.Records = w.Records[:to-c.Record]
+	}
+	if len(w.Records) == 0 && c.Record < to {
+		if w.Records, err = w.seg.read(c.Record+1, to, n); err != nil {
+			return Work{}, err
+		}
+	}
+	w.noteTo = c.Note
+	if c.Note < notes {
+		if w.Notes, err = w.seg.readNotes(c.Note, notes, n); err != nil {
+			return Work{}, err
+		}
+		w.noteTo += uint64(len(w.Notes))
+	}
+	return w, nil
+}
+
+// Backlog is the number of records that no settlement has covered, exceptions aside.
+func (s *Spool) Backlog() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.unsettled - int64(len(s.state.exceptions))
+}
+
+// Settle records, in one transaction, the verdicts on all records of w (in their order) and the audit lines
+// that follow from them; w's notes become lines too. Verdicts on exceptions may stand before them, w may be
+// empty. Only what the ledger has answered for may be settled.
+func (s *Spool) Settle(w Work, verdicts []Verdict, lines []Line) error {
+	s.mu.Lock()
+	st := settlement{counters: s.state.counters}
+	known := len(verdicts) - len(w.Records)
+	if known < 0 {
+		s.mu.Unlock()
+		return errOrder
+	}
+	settled := int64(0)
+	for i, v := range verdicts {
+		x, isException := s.state.exceptions[v.Seq]
+		if i >= known {
+			if v.Seq != w.Records[i-known].Seq {
+				s.mu.Unlock()
+				return errOrder
+			}
+			x = Exception{Seq: v.Seq, Segment: w.seg.name}
+		} else if !isException {
+			s.mu.Unlock()
+			return errOrder
+		}
+		switch v.State {
+		case Committed:
+			st.counters.Committed++
+		case Suppressed:
+			st.counters.Suppressed++
+		}
+		if v.State.final() {
+			settled++
+			st.verdicts = append(st.verdicts, v)
+			if i < known {
+				st.final = append(st.final, v.Seq)
+			}
+			continue
+		}
+		x.State, x.Detail = v.State, v.Detail
+		x.Attempts++
+		st.exceptions = append(st.exceptions, x)
+	}
+	for i := range w.Records {
+		st.counters.High = max(st.counters.High, w.Records[i].At)
+	}
+	st.forget = s.orphans()
+	if w.seg != nil {
+		st.segment = w.seg.name
+		st.cursor = s.cursorOf(w.seg)
+		if n := len(w.Records); n > 0 {
+			st.cursor.Record = w.Records[n-1].Seq
+		}
+		st.cursor.Note = w.noteTo
+	}
+	s.mu.Unlock()
+
+	st.lines = append(lines[:len(lines):len(lines)], w.Notes...)
+	if st.segment == "" && len(verdicts) == 0 && len(st.lines) == 0 {
+		return nil
+	}
+	if err := s.state.apply(&st); err != nil {
+		return err
+	}
+	bytes := diskBytes(s.state.path)
+	s.mu.Lock()
+	s.unsettled -= settled
+	s.stateLen = bytes
+	finished := w.closes && st.cursor.Record >= w.seg.last && st.cursor.Note >= w.seg.notes
+	s.mu.Unlock()
+	if finished {
+		w.seg.close()
+	}
+	return nil
+}
+
+// Exceptions lists the records that the cursors have passed and that are not final, oldest first.
+func (s *Spool) Exceptions() []Exception {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make([]Exception, 0, len(s.state.exceptions))
+	for _, x := range s.state.exceptions {
+		out = append(out, x)
+	}
+	slices.SortFunc(out, func(a, b Exception) int { return int(int64(a.Seq) - int64(b.Seq)) })
+	return out
+}
+
+// Load reads one record.
+func (s *Spool) Load(seq uint64) (Record, error) {
+	s.mu.Lock()
+	rs := s.fromTail(seq, 1)
+	seg := s.segmentOf(seq)
+	s.mu.Unlock()
+	if len(rs) == 1 {
+		return rs[0], nil
+	}
+	if seg == nil {
+		return Record{}, fmt.Errorf("cannot find record %d: its segment is gone", seq)
+	}
+	rs, err := seg.read(seq, seq, 1)
+	if err == nil && len(rs) == 0 {
+		err = fmt.Errorf("cannot find record %d in %s", seq, seg.name)
+	}
+	if err != nil {
+		return Record{}, err
+	}
+	return rs[0], nil
+}
+
+// Since yields every record still in the chain with a sequence number above seq, in order.
+func (s *Spool) Since(seq uint64, yield func(*Record) bool) error {
+	s.mu.Lock()
+	chain := slices.Clone(s.segments)
+	ends := make([]uint64, len(chain))
+	for i, seg := range chain {
+		ends[i] = seg.last
+	}
+	s.mu.Unlock()
+	for i, seg := range chain {
+		if ends[i] <= seq {
+			continue
+		}
+		stopped := false
+		if err := seg.scan(max(seq+1, seg.head.First), ends[i], func(r *Record) bool {
+			stopped = !yield(r)
+			return !stopped
+		}); err != nil || stopped {
+			return err
+		}
+	}
+	return nil
+}
+
+// Unsettled yields the records that are not final, with their state, in the order of their capture.
+func (s *Spool) Unsettled(yield func(Record, Exception) bool) error {
+	s.mu.Lock()
+	exceptions := make(map[uint64]Exception, len(s.state.exceptions))
+	oldest := s.next
+	for seq, x := range s.state.exceptions {
+		exceptions[seq] = x
+		oldest = min(oldest, seq)
+	}
+	cursors := map[uint64]uint64{} // of the segment that begins at the key
+	var firsts []uint64
+	for _, seg := range s.segments {
+		c := s.cursorOf(seg)
+		cursors[seg.head.First] = c.Record
+		firsts = append(firsts, seg.head.First)
+		if c.Record < seg.last {
+			oldest = min(oldest, c.Record+1)
+		}
+	}
+	s.mu.Unlock()
+	return s.Since(oldest-1, func(r *Record) bool {
+		if x, ok := exceptions[r.Seq]; ok {
+			return yield(*r, x)
+		}
+		i, _ := slices.BinarySearch(firsts, r.Seq+1)
+		if i > 0 && r.Seq > cursors[firsts[i-1]] {
+			x := Exception{Seq: r.Seq}
+			if r.IsDuplicate() {
+				x.State = Waiting
+			}
+			return yield(*r, x)
+		}
+		return true
+	})
+}
+
+// LastSettlement is the number of the last settlement that made records final, and those verdicts: whoever
+// tells of them can find out after a kill whether it had.
+func (s *Spool) LastSettlement() (uint64, []Verdict) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.state.settled, s.state.last
+}
+
+// Lines returns up to n audit lines that have not been forwarded.
+func (s *Spool) Lines(n int) ([]Line, error) { return s.state.pendingLines(n) }
+
+// LinesForwarded says that the first n of them are in the ledger. They leave with the next settlement; until
+// then a crash only forwards them again.
+func (s *Spool) LinesForwarded(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.state.delivered += uint64(n)
+}
+
+// Prune sets the segments aside of which every record is final and whose newest one is older than the
+// horizon; Maintain unlinks them. It says whether a segment only waits for its age. Close to the bound on
+// bytes a segment need only outlast the local rule.
+func (s *Spool) Prune() (waiting bool) {
+	now := s.opts.Boot()
+	busy := map[string]bool{}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	horizon := s.opts.Horizon
+	if s.tight() {
+		horizon = s.opts.LocalSpan
+	}
+	for _, x := range s.state.exceptions {
+		busy[x.Segment] = true
+	}
+	n := 0
+	for ; n < len(s.segments)-1; n++ { // the chain is cut from its old end only, and never at the active one
+		seg := s.segments[n]
+		if !s.finished(seg) || busy[seg.name] {
+			break
+		}
+		if !oldEnough(seg, s.opts.BootID, s.began, now, horizon) {
+			waiting = true
+			break
+		}
+	}
+	s.pruned = append(s.pruned, s.segments[:n]...)
+	s.segments = slices.Delete(s.segments, 0, n)
+	return waiting
+}
+
+// finished needs mu.
+func (s *Spool) finished(seg *segment) bool {
+	c := s.cursorOf(seg)
+	return c.Record >= seg.last && c.Note >= seg.notes
+}
+
+// tight needs mu.
+func (s *Spool) tight() bool { return s.bytes() >= s.opts.MaxBytes/10*8 }
+
+// unlink removes the files of pruned segments. The sidecar stops naming them first, and the cursors go last:
+// what a crash between leaves behind is settled already.
+func (s *Spool) unlink() error {
+	s.mu.Lock()
+	gone := slices.Clone(s.pruned)
+	s.mu.Unlock()
+	if len(gone) == 0 {
+		return nil
+	}
+	if err := s.writeSidecar(segmentEntry{}); err != nil {
+		return err
+	}
+	for _, seg := range gone {
+		seg.close()
+		if err := os.Remove(seg.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("cannot unlink a settled segment: %w", err)
+		}
+	}
+	if err := syncDir(s.dir); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.pruned = slices.Delete(s.pruned, 0, len(gone))
+	s.mu.Unlock()
+	return nil
+}
+
+// orphans lists the cursors whose segments are gone. It needs mu.
+func (s *Spool) orphans() (names []string) {
+	for name := range s.state.cursors {
+		has := func(g *segment) bool { return g.name == name }
+		if !slices.ContainsFunc(s.segments, has) && !slices.ContainsFunc(s.pruned, has) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// StandingKey is the key of the row that stands for r.
+func (v *Verdict) StandingKey(r *Record) idem.Key {
+	if v.Key.IsZero() {
+		return r.Keys.Idem
+	}
+	return v.Key
+}
