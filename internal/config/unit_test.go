@@ -55,8 +55,8 @@ func TestUnitDirectives(t *testing.T) {
 		"Service.DevicePolicy":            {"closed"},
 		"Service.CapabilityBoundingSet":   {""},
 		"Service.LimitCORE":               {"0"},
-		// adjtimex comes after the groups that have it, or it would stay forbidden.
-		"Service.SystemCallFilter": {"@system-service", "~@privileged @resources @mount", "adjtimex"},
+		// adjtimex and chown come after the group that has them, or they would stay forbidden.
+		"Service.SystemCallFilter": {"@system-service", "~@privileged @resources @mount", "adjtimex @chown"},
 		"Service.ProtectClock":     nil,
 		"Service.DynamicUser":      nil,
 		"Service.ProcSubset":       nil,
