@@ -66,6 +66,7 @@ type Mark struct {
 	Boot     time.Duration `json:"boot_ns"`     // CLOCK_BOOTTIME
 	Quality  Quality       `json:"quality"`     // at Boot
 	Reserved UTC           `json:"reserved_ms"` // every t used so far lies before it
+	Suspect  UTC           `json:"suspect_ms"`  // highest t of a time line that was left, 0 if none
 }
 
 // Reading is an instant on all scales.
@@ -141,7 +142,7 @@ func NewClock(o OS, last Mark, opts ClockOptions) *Clock {
 	if opts.Alarm <= 0 {
 		opts.Alarm = 5 * time.Minute
 	}
-	c := &Clock{os: o, opts: opts, boot: o.Boot()}
+	c := &Clock{os: o, opts: opts, boot: o.Boot(), suspect: last.Suspect}
 	wall := o.Wall().UnixNano()
 	synced, _ := o.WallSynced()
 	sameBoot := last.BootID != "" && last.BootID == o.BootID() && c.boot >= last.Boot
@@ -158,7 +159,7 @@ func NewClock(o OS, last Mark, opts ClockOptions) *Clock {
 	default:
 		if last.Reserved > 0 {
 			start = max(wall, int64(last.Reserved)*1e6)
-			c.suspect = last.Reserved
+			c.suspect = max(c.suspect, last.Reserved)
 		}
 	}
 	c.t, c.high = start, start
@@ -205,6 +206,7 @@ func (c *Clock) correct(ref int64, e time.Duration) {
 	off := time.Duration(ref - c.t)
 	c.stats.Offset, c.stats.Error = off, e
 	if off.Abs() <= max(e, leastCorrection) {
+		c.debt = 0 // what an earlier reference wanted is settled
 		return
 	}
 	switch {
@@ -238,7 +240,7 @@ func (c *Clock) Mark(ahead time.Duration) Mark {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return Mark{BootID: c.os.BootID(), T: r.T, Boot: r.Boot, Quality: r.Quality,
-		Reserved: max(floorMilli(c.high), c.suspect).Add(ahead)}
+		Reserved: max(floorMilli(c.high), c.suspect).Add(ahead), Suspect: c.suspect}
 }
 
 // BootID names the current boot.
