@@ -1,0 +1,511 @@
+// Package forward drains the spool into the stores: claim, commit, settle, audit. A lone scan and a backlog
+// of days go through the same function, as a batch of one or of many.
+package forward
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"scanonce/idem"
+	"scanonce/spool"
+	"scanonce/sync/ledger"
+	"scanonce/window"
+)
+
+// Link is how the forwarder stands with the ledger.
+type Link string
+
+// The links. Reconciling is Online with a backlog of an outage still to drain.
+const (
+	Online      Link = "ONLINE"
+	Offline     Link = "OFFLINE"
+	Reconciling Link = "RECONCILING"
+)
+
+// Config is what the forwarder is told.
+type Config struct {
+	Agent      string
+	Facility   string
+	Batch      int           // records a round
+	BackoffMin time.Duration // full jitter between 0 and a bound that doubles from here …
+	BackoffMax time.Duration // … to here
+	RateLimit  int           // rows a second while draining; 0 is no limit
+	Timeout    time.Duration // of one call to a store
+	TTL        time.Duration // of a claim, for the audit
+}
+
+// Settled is a record that has become final, and how.
+type Settled struct {
+	Record  spool.Record
+	Verdict spool.Verdict
+}
+
+// Listener is told what happens. Its methods are called from the forwarder's goroutine and must not block.
+type Listener interface {
+	// Settled tells of the final records of one settlement, in order, after it is durable.
+	Settled(number uint64, records []Settled)
+	LinkChanged(l Link, cause error)
+	Quarantined(n int, detail string)
+}
+
+// retryDeferred is how long a record waits, plus up to as much again, before the ledger's keys alone decide.
+const retryDeferred = 250 * time.Millisecond
+
+// Forwarder is the task that drains. Only one may run on a spool.
+type Forwarder struct {
+	cfg       Config
+	spool     *spool.Spool
+	authority idem.Authority
+	ledger    ledger.Ledger
+	clock     *window.Clock
+	listener  Listener
+	ready     chan struct{}
+	readyOnce sync.Once
+
+	due     map[uint64]time.Duration // boottime at which an exception is tried again
+	loaded  bool
+	backoff time.Duration
+
+	mu    sync.Mutex
+	link  Link
+	cause error
+	stats Stats
+}
+
+// Stats is a snapshot of the forwarder's figures.
+type Stats struct {
+	Link                        Link
+	Cause                       error // of the last failure while Offline
+	Won, Held, Unknown, Batches uint64
+	AmbiguousWinners            uint64
+}
+
+// New makes a forwarder.
+func New(cfg Config, s *spool.Spool, a idem.Authority, l ledger.Ledger, clock *window.Clock, listener Listener) *Forwarder {
+	return &Forwarder{cfg: cfg, spool: s, authority: a, ledger: l, clock: clock, listener: listener,
+		ready: make(chan struct{}), due: map[uint64]time.Duration{}, link: Online}
+}
+
+func (f *Forwarder) String() string { return "forwarder" }
+
+// Ready is closed once the first round is over, whether or not the stores answered.
+func (f *Forwarder) Ready() <-chan struct{} { return f.ready }
+
+// Stats returns the forwarder's figures.
+func (f *Forwarder) Stats() Stats {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := f.stats
+	s.Link, s.Cause = f.link, f.cause
+	return s
+}
+
+// Online says whether an accepted scan will be forwarded at once.
+func (f *Forwarder) Online() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.link != Offline
+}
+
+// Run drains until ctx ends. A store that fails is tried again with full jitter; what waits stays where it is.
+func (f *Forwarder) Run(ctx context.Context) error {
+	for ctx.Err() == nil {
+		n, err := f.round(ctx)
+		f.readyOnce.Do(func() { close(f.ready) })
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			f.setLink(Offline, err)
+			f.sleep(ctx, f.nextBackoff(), false)
+			continue
+		}
+		f.backoff = 0
+		if n > 0 {
+			if f.current() == Offline {
+				f.setLink(Reconciling, nil)
+			}
+			if f.cfg.RateLimit > 0 && f.spool.Backlog() > 0 {
+				f.sleep(ctx, time.Duration(n)*time.Second/time.Duration(f.cfg.RateLimit), false)
+			}
+			continue
+		}
+		f.setLink(Online, nil)
+		waiting := f.spool.Prune()
+		wait := time.Duration(-1)
+		if at, ok := f.nextDue(); ok {
+			wait = max(0, at-f.clock.Boot())
+		} else if waiting {
+			wait = time.Minute
+		}
+		f.sleep(ctx, wait, true)
+	}
+	return nil
+}
+
+// Flush drains once more, as far as ctx allows: for an orderly stop.
+func (f *Forwarder) Flush(ctx context.Context) {
+	for ctx.Err() == nil {
+		if n, err := f.round(ctx); n == 0 || err != nil {
+			return
+		}
+	}
+}
+
+// sleep waits for d (for ever if negative), for ctx, or, if wakes, for a commit of the spool.
+func (f *Forwarder) sleep(ctx context.Context, d time.Duration, wakes bool) {
+	var timer <-chan time.Time
+	if d >= 0 {
+		t := time.NewTimer(d)
+		defer t.Stop()
+		timer = t.C
+	}
+	var wake <-chan struct{}
+	if wakes {
+		wake = f.spool.Wake()
+	}
+	select {
+	case <-ctx.Done():
+	case <-timer:
+	case <-wake:
+	}
+}
+
+func (f *Forwarder) nextBackoff() time.Duration {
+	f.backoff = min(max(2*f.backoff, f.cfg.BackoffMin), f.cfg.BackoffMax)
+	return time.Duration(rand.Int64N(int64(f.backoff) + 1))
+}
+
+func (f *Forwarder) current() Link {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.link
+}
+
+func (f *Forwarder) setLink(l Link, cause error) {
+	f.mu.Lock()
+	changed := f.link != l
+	f.link, f.cause = l, cause
+	f.mu.Unlock()
+	if changed {
+		f.listener.LinkChanged(l, cause)
+	}
+}
+
+// round settles one batch and returns how many records and lines it moved. While the ledger is not known to
+// answer, a round without work still asks it.
+func (f *Forwarder) round(ctx context.Context) (int, error) {
+	moved, err := f.forwardLines(ctx)
+	if err != nil {
+		return 0, err
+	}
+	retried, err := f.dueExceptions()
+	if err != nil {
+		return 0, err
+	}
+	w, err := f.spool.Next(f.cfg.Batch)
+	if err != nil {
+		return 0, err
+	}
+	if w.Empty() && len(retried) == 0 {
+		if moved == 0 && (f.current() == Offline || !f.loaded) {
+			c, cancel := context.WithTimeout(ctx, f.cfg.Timeout)
+			defer cancel()
+			if _, err := f.ledger.Count(c); err != nil {
+				return 0, err
+			}
+			f.loaded = true
+		}
+		return moved, nil
+	}
+	f.loaded = true
+	verdicts, err := f.decide(ctx, retried, w.Records)
+	if err != nil {
+		return 0, err
+	}
+	return moved + len(verdicts) + len(w.Notes), f.settle(w, retried, verdicts)
+}
+
+func (f *Forwarder) forwardLines(ctx context.Context) (int, error) {
+	lines, err := f.spool.Lines(f.cfg.Batch)
+	if err != nil || len(lines) == 0 {
+		return 0, err
+	}
+	out := make([]ledger.Line, len(lines))
+	for i, l := range lines {
+		out[i] = ledger.Line{Event: l.Event, Agent: f.cfg.Agent, At: l.At, Key: l.Key, Ref: l.Ref, Outcome: ledger.Outcome(l.Outcome),
+			Reason: l.Reason, Winner: l.Winner, Scanner: l.Scanner, Type: l.Type, CapturedAt: l.CapturedAt, TTL: l.TTL,
+			Length: l.Length, Symbology: l.Symbology}
+	}
+	c, cancel := context.WithTimeout(ctx, f.cfg.Timeout)
+	defer cancel()
+	if err := f.ledger.AppendLines(c, out); err != nil {
+		return 0, err
+	}
+	f.spool.LinesForwarded(len(lines))
+	return len(lines), nil
+}
+
+// dueExceptions loads the deferred and waiting records whose time has come. After a restart all have.
+func (f *Forwarder) dueExceptions() ([]spool.Record, error) {
+	now := f.clock.Boot()
+	var out []spool.Record
+	for _, x := range f.spool.Exceptions() {
+		if x.State != spool.Deferred && x.State != spool.Waiting || f.due[x.Seq] > now || len(out) == f.cfg.Batch {
+			continue
+		}
+		r, err := f.spool.Load(x.Seq)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, r)
+	}
+	return out, nil
+}
+
+func (f *Forwarder) nextDue() (time.Duration, bool) {
+	var at time.Duration
+	found := false
+	for _, d := range f.due {
+		if !found || d < at {
+			at, found = d, true
+		}
+	}
+	return at, found
+}
+
+// decide asks the stores about a batch. retried records were deferred before: they are inserted without a
+// claim, since the unique keys decide. An error says nothing about any of the records.
+func (f *Forwarder) decide(ctx context.Context, retried, fresh []spool.Record) (map[uint64]spool.Verdict, error) {
+	ctx, cancel := context.WithTimeout(ctx, f.cfg.Timeout)
+	defer cancel()
+	var rows []ledger.Row
+	var captures, duplicates []*spool.Record
+	reasons := map[uint64]string{} // why a capture is suppressed, if it is
+	for i := range retried {
+		r := &retried[i]
+		if r.IsDuplicate() {
+			duplicates = append(duplicates, r)
+			continue
+		}
+		captures = append(captures, r)
+		rows = append(rows, f.row(r, ledger.ClaimBypassed))
+		reasons[r.Seq] = reasonOtherAgent
+	}
+	var claims []idem.Claim
+	var claimed []*spool.Record
+	for i := range fresh {
+		r := &fresh[i]
+		if r.IsDuplicate() {
+			duplicates = append(duplicates, r)
+			continue
+		}
+		captures = append(captures, r)
+		claims = append(claims, idem.Claim{Keys: r.Keys, Event: r.Event})
+		claimed = append(claimed, r)
+	}
+	for i, o := range f.claim(ctx, claims) {
+		r := claimed[i]
+		reasons[r.Seq] = reasonOtherAgent
+		o.Match(func() {
+			rows = append(rows, f.row(r))
+			reasons[r.Seq] = reasonClaimLost
+		}, func(idem.EventID) {}, func(error) {})
+	}
+	verdicts := make(map[uint64]spool.Verdict, len(captures)+len(duplicates))
+	written := map[idem.EventID]window.UTC{}
+	poison := map[idem.EventID]string{}
+	if len(rows) > 0 {
+		slices.SortFunc(rows, func(a, b ledger.Row) int { return slices.Compare(a.Keys.Idem.Hash[:], b.Keys.Idem.Hash[:]) })
+		ins, err := f.ledger.Insert(ctx, rows)
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range ins.Receipts {
+			written[r.Event] = r.CommittedAt
+		}
+		for _, p := range ins.Poison {
+			poison[p.Event] = p.Detail
+		}
+	}
+	inBatch := map[idem.EventID]uint64{}
+	var probes []ledger.Probe
+	var asked []*spool.Record
+	for _, r := range captures {
+		inBatch[r.Event] = r.Seq
+		if at, ok := written[r.Event]; ok {
+			verdicts[r.Seq] = spool.Verdict{Seq: r.Seq, State: spool.Committed, CommittedAt: at}
+		} else if detail, ok := poison[r.Event]; ok {
+			verdicts[r.Seq] = spool.Verdict{Seq: r.Seq, State: spool.Quarantined, Detail: detail}
+		} else {
+			probes = append(probes, ledger.Probe{Keys: r.Keys, Event: r.Event})
+			asked = append(asked, r)
+		}
+	}
+	for _, r := range duplicates {
+		if _, ok := inBatch[r.Of]; !ok { // its keys are its winner's
+			probes = append(probes, ledger.Probe{Keys: r.Keys, Event: r.Of})
+			asked = append(asked, r)
+		}
+	}
+	if len(probes) > 0 {
+		standing, err := f.ledger.Standing(ctx, probes)
+		if err != nil {
+			return nil, err
+		}
+		if len(standing) != len(probes) {
+			return nil, errors.New("cannot settle: the ledger answered another number of questions")
+		}
+		for i, s := range standing {
+			verdicts[asked[i].Seq] = f.verdict(asked[i], s, reasons)
+		}
+	}
+	for _, r := range duplicates {
+		if seq, ok := inBatch[r.Of]; ok {
+			verdicts[r.Seq] = duplicateOf(r, verdicts[seq])
+		}
+	}
+	return verdicts, nil
+}
+
+// Reasons of a suppression that the stores decided.
+const (
+	reasonOtherAgent = "other_agent"
+	reasonClaimLost  = "claim_lost" // the claim was won, and yet another event's row stands
+)
+
+func (f *Forwarder) claim(ctx context.Context, claims []idem.Claim) []idem.Outcome {
+	if len(claims) == 0 {
+		return nil
+	}
+	out := f.authority.Claim(ctx, claims)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.stats.Batches++
+	for _, o := range out {
+		o.Match(func() { f.stats.Won++ }, func(idem.EventID) { f.stats.Held++ }, func(error) { f.stats.Unknown++ })
+	}
+	return out
+}
+
+// verdict judges by the rows that stand. A suppression is final only because a row is there; without one the
+// record is deferred, whoever holds its claim.
+func (f *Forwarder) verdict(r *spool.Record, s ledger.Standing, reasons map[uint64]string) spool.Verdict {
+	v := spool.Verdict{Seq: r.Seq, State: spool.Suppressed, Reason: reasons[r.Seq]}
+	owner := s.ByIdem
+	switch {
+	case !s.ByEvent.Event.IsZero():
+		if !r.IsDuplicate() {
+			return spool.Verdict{Seq: r.Seq, State: spool.Committed, CommittedAt: s.ByEvent.CommittedAt}
+		}
+		owner = s.ByEvent
+	case owner.Event.IsZero():
+		owner = s.ByEdge
+	case !s.ByEdge.Event.IsZero() && s.ByEdge.Event != owner.Event:
+		f.mu.Lock()
+		f.stats.AmbiguousWinners++
+		f.mu.Unlock()
+	}
+	if r.IsDuplicate() {
+		v.Reason = r.Reason
+	}
+	if owner.Event.IsZero() {
+		v.State, v.Reason = spool.Deferred, ""
+		if r.IsDuplicate() {
+			v.State = f.unresolved(r)
+		}
+		return v
+	}
+	v.Key, v.Winner = owner.Key, owner.Event
+	return v
+}
+
+// unresolved is the state of a duplicate whose winner has no row: it shares the winner's fate.
+func (f *Forwarder) unresolved(r *spool.Record) spool.State {
+	for _, x := range f.spool.Exceptions() {
+		if x.Seq == r.OfSeq && (x.State == spool.Quarantined || x.State == spool.Held) {
+			return x.State
+		}
+	}
+	return spool.Waiting
+}
+
+// duplicateOf is the verdict of a local duplicate whose winner is judged in the same batch.
+func duplicateOf(r *spool.Record, winner spool.Verdict) spool.Verdict {
+	v := spool.Verdict{Seq: r.Seq, State: spool.Suppressed, Reason: r.Reason}
+	switch winner.State {
+	case spool.Committed:
+		v.Key, v.Winner = r.Keys.Idem, r.Of
+	case spool.Suppressed:
+		v.Key, v.Winner = winner.Key, winner.Winner
+	case spool.Quarantined, spool.Held:
+		v.State, v.Reason, v.Detail = winner.State, "", winner.Detail
+	default:
+		v.State, v.Reason = spool.Waiting, ""
+	}
+	return v
+}
+
+// settle makes the verdicts durable with their audit lines, then tells of them.
+func (f *Forwarder) settle(w spool.Work, retried []spool.Record, verdicts map[uint64]spool.Verdict) error {
+	now := f.clock.Now().T
+	all := slices.Concat(retried, w.Records)
+	ordered := make([]spool.Verdict, len(all))
+	var lines []spool.Line
+	var final []Settled
+	quarantined, detail := 0, ""
+	for i := range all {
+		r := &all[i]
+		v := verdicts[r.Seq]
+		ordered[i] = v
+		switch v.State {
+		case spool.Committed:
+			final = append(final, Settled{*r, v})
+		case spool.Suppressed:
+			final = append(final, Settled{*r, v})
+			l := f.line(r, ledger.Suppressed, v.Reason, now)
+			l.Event, l.Ref, l.Key, l.Winner, l.TTL = r.Event, idem.EventID{}, v.Key, v.Winner, int(f.cfg.TTL.Milliseconds())
+			lines = append(lines, l)
+		case spool.Quarantined:
+			quarantined++
+			detail = cmp.Or(v.Detail, detail)
+			lines = append(lines, f.line(r, ledger.Quarantined, "", now))
+		}
+	}
+	if err := f.spool.Settle(w, ordered, lines); err != nil {
+		return err
+	}
+	boot := f.clock.Boot()
+	for i := range ordered {
+		delete(f.due, ordered[i].Seq)
+		if s := ordered[i].State; s == spool.Deferred || s == spool.Waiting {
+			f.due[ordered[i].Seq] = boot + retryDeferred + time.Duration(rand.Int64N(int64(retryDeferred)))
+		}
+	}
+	if len(final) > 0 {
+		number, _ := f.spool.LastSettlement()
+		f.listener.Settled(number, final)
+	}
+	if quarantined > 0 {
+		f.listener.Quarantined(quarantined, detail)
+	}
+	return nil
+}
+
+// line is an audit line about r that is not its final one.
+func (f *Forwarder) line(r *spool.Record, o ledger.Outcome, reason string, now window.UTC) spool.Line {
+	return spool.Line{Event: spool.NewEvent(now), At: now, Ref: r.Event, Outcome: string(o), Reason: reason, Scanner: r.Scanner,
+		Type: r.Type, CapturedAt: r.At, Length: r.Length, Symbology: r.Symbology}
+}
+
+func (f *Forwarder) row(r *spool.Record, flags ...string) ledger.Row {
+	return ledger.Row{Keys: r.Keys, Event: r.Event, Facility: f.cfg.Facility, Scanner: r.Scanner, NDC: r.NDC, Lot: r.Lot, Quantity: r.Quantity,
+		Type: r.Type, Extras: r.Extras, GTIN: r.GTIN, HIBC: r.HIBC, Serial: r.Serial, NDC11: r.NDC11, NDC12: r.NDC12, Expiry: r.Expiry,
+		PkgLevel: r.PkgLevel, Flags: append(slices.Clone(r.Flags), flags...), RxToken: r.RxToken, Agent: f.cfg.Agent,
+		CapturedAt: r.At, Quality: r.Quality}
+}
