@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 	"time"
-	"unicode/utf8"
 
 	bolt "go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
@@ -37,7 +36,6 @@ const (
 	formatVersion = 1
 	lockTimeout   = time.Second
 	page          = 256 // records a read transaction fetches
-	maxQuantity   = 9999
 )
 
 // ErrInUse says that another process holds the ledger file.
@@ -190,7 +188,7 @@ func (e *Embedded) Insert(ctx context.Context, rows []Row) (Inserted, error) {
 	var in Inserted
 	good := make([]*Row, 0, len(rows))
 	for i := range rows {
-		if detail := flaw(&rows[i]); detail != "" {
+		if detail := rows[i].Flaw(); detail != "" {
 			in.Poison = append(in.Poison, Poison{Event: rows[i].Event, Detail: detail})
 			continue
 		}
@@ -268,67 +266,6 @@ func (b buckets) appendLog(kind byte, id []byte) ([]byte, error) {
 	}
 	key := binary.BigEndian.AppendUint64(nil, seq)
 	return key, put(b.log, bktLog, key, append([]byte{kind}, id...))
-}
-
-// Bounds of a time: RFC 3339 has four digits for the year, and PostgreSQL no year 0.
-var (
-	earliest = window.FromTime(time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC))
-	latest   = window.FromTime(time.Date(9999, 12, 31, 23, 59, 59, 999e6, time.UTC))
-)
-
-// flaw says why the ledger can never take r, "" if it can. Values that may be the content of a barcode
-// stay out of the text.
-func flaw(r *Row) string {
-	switch {
-	case r.Keys.Idem.Kind != idem.Idem:
-		return "it has no idempotency key"
-	case !r.Keys.Edge.IsZero() && r.Keys.Edge.Kind != idem.Edge:
-		return "its edge key is of another kind"
-	case r.Event.IsZero():
-		return "it has no event id"
-	case r.Facility == "":
-		return "it has no facility"
-	case r.Scanner == "":
-		return "it has no scanner"
-	case r.Agent == "":
-		return "it has no agent"
-	case r.Quantity < 1 || r.Quantity > maxQuantity:
-		return fmt.Sprintf("its quantity %d is not in 1 to %d", r.Quantity, maxQuantity)
-	case r.Type < window.Receive || r.Type > window.Count:
-		return fmt.Sprintf("its scan type %d is unknown", uint8(r.Type))
-	case r.Quality > window.Device:
-		return fmt.Sprintf("its clock quality %d is unknown", uint8(r.Quality))
-	case r.PkgLevel < -1 || r.PkgLevel > 9:
-		return fmt.Sprintf("its packaging level %d is not in 0 to 9", r.PkgLevel)
-	case r.CapturedAt < earliest || r.CapturedAt > latest:
-		return fmt.Sprintf("its capture time %d ms is not in the years 1 to 9999", int64(r.CapturedAt))
-	}
-	if r.Expiry != "" {
-		if _, err := time.Parse(time.DateOnly, r.Expiry); err != nil {
-			return "its expiry is not a day YYYY-MM-DD of the calendar"
-		}
-	}
-	for _, s := range r.texts() {
-		if !storable(*s) {
-			return "one of its texts is not UTF-8 or holds a NUL"
-		}
-	}
-	for _, f := range r.Flags {
-		if !storable(f) {
-			return "one of its flags is not UTF-8 or holds a NUL"
-		}
-	}
-	return ""
-}
-
-// storable says that PostgreSQL's text type takes s.
-func storable(s string) bool {
-	for i := 0; i < len(s); i++ {
-		if s[i] == 0 {
-			return false
-		}
-	}
-	return utf8.ValidString(s)
 }
 
 // Standing implements Ledger.
@@ -415,8 +352,8 @@ func (b buckets) line(event []byte) (Line, error) {
 // AppendLines implements Ledger.
 func (e *Embedded) AppendLines(ctx context.Context, lines []Line) error {
 	for i := range lines {
-		if err := checkLine(&lines[i]); err != nil {
-			return err
+		if detail := lines[i].Flaw(); detail != "" {
+			return fmt.Errorf("cannot append the audit line %s: %s", lines[i].Event, detail)
 		}
 	}
 	err := e.write(ctx, func(b buckets) (bool, error) {
@@ -448,31 +385,6 @@ func (b buckets) appendLine(l *Line) error {
 		return err
 	}
 	return put(b.lineKeys, bktLineKeys, append(l.Key.Hash[:], seq...), slices.Clone(l.Event[:]))
-}
-
-func checkLine(l *Line) error {
-	what := ""
-	switch {
-	case l.Event.IsZero():
-		what = "it has no event id"
-	case l.Agent == "":
-		what = "it has no agent"
-	case l.Outcome == "":
-		what = "it has no outcome"
-	case l.Outcome == Committed:
-		what = "a committed row is its own line"
-	case l.Key.IsZero() == (l.Outcome == Suppressed) || !l.Key.IsZero() && l.Key.Kind != idem.Idem:
-		what = "the key of the row that stands belongs to a suppressed line, and to no other"
-	case l.Type > window.Count:
-		what = "its scan type is unknown"
-	case l.At < earliest || l.At > latest || l.CapturedAt < earliest || l.CapturedAt > latest:
-		what = "its times are not in the years 1 to 9999"
-	case !storable(l.Agent) || !storable(string(l.Outcome)) || !storable(l.Reason) || !storable(l.Scanner) || !storable(l.Symbology):
-		what = "one of its texts is not UTF-8 or holds a NUL"
-	default:
-		return nil
-	}
-	return fmt.Errorf("cannot append the audit line %s: %s", l.Event, what)
 }
 
 // Rows implements Ledger. The span is of the capture times. It ends with what was there when it began, and

@@ -70,7 +70,7 @@ func writeUntilKilled(path string) int {
 
 func TestKilledWriterLosesNothingAcknowledged(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ledger.db")
-	for round := range 10 {
+	for round := range 8 {
 		cmd := exec.Command(os.Args[0], "-test.run=^$")
 		cmd.Env = append(os.Environ(), childEnv+"="+path)
 		cmd.Stderr = os.Stderr
@@ -83,7 +83,7 @@ func TestKilledWriterLosesNothingAcknowledged(t *testing.T) {
 		}
 		said := bufio.NewScanner(out)
 		acked := 0
-		for stop := rand.IntN(30); stop >= 0 && said.Scan(); stop-- {
+		for stop := rand.IntN(12); stop >= 0 && said.Scan(); stop-- {
 			fmt.Sscan(said.Text(), &acked)
 		}
 		if err := cmd.Process.Kill(); err != nil {
