@@ -1,0 +1,216 @@
+package capture
+
+func fix(ai, title string, n uint8) aiInfo {
+	return aiInfo{ai: ai, title: title, set: setN, min: n, max: n, flags: fixed | attr}
+}
+
+func num(ai, title string, from, to uint8) aiInfo {
+	return aiInfo{ai: ai, title: title, set: setN, min: from, max: to, flags: attr}
+}
+
+func text(ai, title string, to uint8) aiInfo {
+	return aiInfo{ai: ai, title: title, set: set82, min: 1, max: to, flags: attr}
+}
+
+// mixed is CSET 82 text that begins with digits.
+func mixed(ai, title string, digits, from, to uint8) aiInfo {
+	return aiInfo{ai: ai, title: title, set: set82, num: digits, min: from, max: to, flags: attr}
+}
+
+func (a aiInfo) keyed(n uint8) aiInfo           { a.key = n; return a }
+func (a aiInfo) gtin() aiInfo                   { a.key = 14; a.flags |= gtinKey; return a }
+func (a aiInfo) checked(c checkID) aiInfo       { a.check = c; return a }
+func (a aiInfo) fills(f fieldID) aiInfo         { a.field = f; return a }
+func (a aiInfo) not(ex ...string) aiInfo        { a.ex = ex; return a }
+func (a aiInfo) noAttr() aiInfo                 { a.flags &^= attr; return a }
+func (a aiInfo) phi() aiInfo                    { a.flags |= person; return a }
+func (a aiInfo) primary(quals ...string) aiInfo { a.flags |= dlKey; a.quals = quals; return a }
+func (a aiInfo) in(set uint8) aiInfo            { a.set = set; return a }
+
+// measure is a family of predefined six-digit measures whose last AI digit places the decimal point.
+func measure(prefix, title string) aiInfo {
+	return fix(prefix+"0-"+prefix+"5", title, 6).not(prefix + "n")
+}
+
+var aiRows = []aiInfo{
+	fix("00", "SSCC", 18).keyed(18).primary(),
+	fix("01", "GTIN", 14).gtin().fills(fieldGTIN).not("255", "37").primary("22,10,21", "235"),
+	fix("02", "CONTENT", 14).gtin().not("01", "03"),
+	fix("03", "MTO GTIN", 14).gtin().not("01", "02", "37", "235").noAttr(),
+	text("10", "BATCH/LOT", 20).fills(fieldLot),
+	fix("11", "PROD DATE", 6).checked(checkDate0),
+	fix("12", "DUE DATE", 6).checked(checkDate0),
+	fix("13", "PACK DATE", 6).checked(checkDate0),
+	fix("15", "BEST BEFORE or BEST BY", 6).checked(checkDate0),
+	fix("16", "SELL BY", 6).checked(checkDate0),
+	fix("17", "USE BY OR EXPIRY", 6).checked(checkDate0).fills(fieldExpiry),
+	fix("20", "VARIANT", 2),
+	text("21", "SERIAL", 20).fills(fieldSerial).not("235").noAttr(),
+	text("22", "CPV", 20).noAttr(),
+	text("235", "TPX", 28).noAttr(),
+	text("240", "ADDITIONAL ID", 30),
+	text("241", "CUST. PART No.", 30),
+	num("242", "MTO VARIANT", 1, 6),
+	text("243", "PCN", 20),
+	text("250", "SECONDARY SERIAL", 30),
+	text("251", "REF. TO SOURCE", 30),
+	mixed("253", "GDTI", 13, 13, 30).keyed(13).primary(),
+	text("254", "GLN EXTENSION COMPONENT", 20).noAttr(),
+	num("255", "GCN", 13, 25).keyed(13).not("01", "02", "415", "8006", "8020", "8026").primary(),
+	num("30", "VAR. COUNT", 1, 8),
+
+	measure("310", "NET WEIGHT (kg)"), measure("311", "LENGTH (m)"), measure("312", "WIDTH (m)"),
+	measure("313", "HEIGHT (m)"), measure("314", "AREA (m²)"), measure("315", "NET VOLUME (l)"),
+	measure("316", "NET VOLUME (m³)"),
+	measure("320", "NET WEIGHT (lb)"), measure("321", "LENGTH (in)"), measure("322", "LENGTH (ft)"),
+	measure("323", "LENGTH (yd)"), measure("324", "WIDTH (in)"), measure("325", "WIDTH (ft)"),
+	measure("326", "WIDTH (yd)"), measure("327", "HEIGHT (in)"), measure("328", "HEIGHT (ft)"),
+	measure("329", "HEIGHT (yd)"),
+	measure("330", "GROSS WEIGHT (kg)"), measure("331", "LENGTH (m), log"), measure("332", "WIDTH (m), log"),
+	measure("333", "HEIGHT (m), log"), measure("334", "AREA (m²), log"), measure("335", "VOLUME (l), log"),
+	measure("336", "VOLUME (m³), log"), measure("337", "KG PER m²"),
+	measure("340", "GROSS WEIGHT (lb)"), measure("341", "LENGTH (in), log"), measure("342", "LENGTH (ft), log"),
+	measure("343", "LENGTH (yd), log"), measure("344", "WIDTH (in), log"), measure("345", "WIDTH (ft), log"),
+	measure("346", "WIDTH (yd), log"), measure("347", "HEIGHT (in), log"), measure("348", "HEIGHT (ft), log"),
+	measure("349", "HEIGHT (yd), log"),
+	measure("350", "AREA (in²)"), measure("351", "AREA (ft²)"), measure("352", "AREA (yd²)"),
+	measure("353", "AREA (in²), log"), measure("354", "AREA (ft²), log"), measure("355", "AREA (yd²), log"),
+	measure("356", "NET WEIGHT (tr oz)"), measure("357", "NET VOLUME (oz)"),
+	measure("360", "NET VOLUME (qt (US))"), measure("361", "NET VOLUME (gal (US))"),
+	measure("362", "VOLUME (qt (US)), log"), measure("363", "VOLUME (gal (US)), log"),
+	measure("364", "NET VOLUME (in³)"), measure("365", "NET VOLUME (ft³)"), measure("366", "NET VOLUME (yd³)"),
+	measure("367", "VOLUME (in³), log"), measure("368", "VOLUME (ft³), log"), measure("369", "VOLUME (yd³), log"),
+
+	num("37", "COUNT", 1, 8),
+	num("3900-3909", "AMOUNT", 1, 15).not("390n", "391n", "394n", "8111"),
+	num("3910-3919", "AMOUNT", 4, 18).checked(checkCurrency).not("391n"),
+	num("3920-3929", "PRICE", 1, 15).not("392n", "393n"),
+	num("3930-3939", "PRICE", 4, 18).checked(checkCurrency).not("393n"),
+	num("3940-3943", "PRCNT OFF", 4, 4).not("394n", "8111"),
+	num("3950-3955", "PRICE/UoM", 6, 6).not("392n", "393n", "395n", "8005"),
+
+	text("400", "ORDER NUMBER", 30),
+	mixed("401", "GINC", 4, 4, 30).primary(),
+	num("402", "GSIN", 17, 17).keyed(17).primary(),
+	text("403", "ROUTE", 30),
+	fix("410", "SHIP TO LOC", 13).keyed(13),
+	fix("411", "BILL TO", 13).keyed(13),
+	fix("412", "PURCHASE FROM", 13).keyed(13),
+	fix("413", "SHIP FOR LOC", 13).keyed(13),
+	fix("414", "LOC No.", 13).keyed(13).primary("254", "7040"),
+	fix("415", "PAY TO", 13).keyed(13).primary("8020"),
+	fix("416", "PROD/SERV LOC", 13).keyed(13),
+	fix("417", "PARTY", 13).keyed(13).primary("7040"),
+	text("420", "SHIP TO POST", 20).not("421"),
+	mixed("421", "SHIP TO POST", 3, 4, 12).checked(checkCountry1).not("4307"),
+	num("422", "ORIGIN", 3, 3).checked(checkCountry1).not("426"),
+	num("423", "COUNTRY - INITIAL PROCESS", 3, 15).checked(checkCountries).not("426"),
+	num("424", "COUNTRY - PROCESS", 3, 3).checked(checkCountry1).not("426"),
+	num("425", "COUNTRY - DISASSEMBLY", 3, 15).checked(checkCountries).not("426"),
+	num("426", "COUNTRY - FULL PROCESS", 3, 3).checked(checkCountry1),
+	text("427", "ORIGIN SUBDIVISION", 3),
+
+	text("4300", "SHIP TO COMP", 35).phi(),
+	text("4301", "SHIP TO NAME", 35).phi(),
+	text("4302", "SHIP TO ADD1", 70).phi(),
+	text("4303", "SHIP TO ADD2", 70).phi(),
+	text("4304", "SHIP TO SUB", 70).phi(),
+	text("4305", "SHIP TO LOC", 70).phi(),
+	text("4306", "SHIP TO REG", 70).phi(),
+	text("4307", "SHIP TO COUNTRY", 2).phi(),
+	text("4308", "SHIP TO PHONE", 30).phi(),
+	num("4309", "SHIP TO GEO", 20, 20).phi(),
+	text("4310", "RTN TO COMP", 35).phi(),
+	text("4311", "RTN TO NAME", 35).phi(),
+	text("4312", "RTN TO ADD1", 70).phi(),
+	text("4313", "RTN TO ADD2", 70).phi(),
+	text("4314", "RTN TO SUB", 70).phi(),
+	text("4315", "RTN TO LOC", 70).phi(),
+	text("4316", "RTN TO REG", 70).phi(),
+	text("4317", "RTN TO COUNTRY", 2).phi(),
+	text("4318", "RTN TO POST", 20).phi(),
+	text("4319", "RTN TO PHONE", 30).phi(),
+	text("4320", "SRV DESCRIPTION", 35).checked(checkPercent),
+	num("4321", "DANGEROUS GOODS", 1, 1).checked(checkYesNo),
+	num("4322", "AUTH TO LEAVE", 1, 1).checked(checkYesNo),
+	num("4323", "SIG REQUIRED", 1, 1).checked(checkYesNo),
+	num("4324", "NOT BEF DEL DT", 10, 10).checked(checkDate0Time),
+	num("4325", "NOT AFT DEL DT", 10, 10).checked(checkDate0Time),
+	num("4326", "REL DATE", 6, 6).checked(checkDate),
+	mixed("4330", "MAX TEMP F", 6, 6, 7).checked(checkMinus).not("4331"),
+	mixed("4331", "MAX TEMP C", 6, 6, 7).checked(checkMinus).not("4330"),
+	mixed("4332", "MIN TEMP F", 6, 6, 7).checked(checkMinus).not("4333"),
+	mixed("4333", "MIN TEMP C", 6, 6, 7).checked(checkMinus).not("4332"),
+
+	num("7001", "NSN", 13, 13),
+	text("7002", "MEAT CUT", 30),
+	num("7003", "EXPIRY TIME", 10, 10).checked(checkDateTime).fills(fieldExpiryTime),
+	num("7004", "ACTIVE POTENCY", 1, 4),
+	text("7005", "CATCH AREA", 12),
+	num("7006", "FIRST FREEZE DATE", 6, 6).checked(checkDate),
+	num("7007", "HARVEST DATE", 6, 12).checked(checkDateRange),
+	text("7008", "AQUATIC SPECIES", 3),
+	text("7009", "FISHING GEAR TYPE", 10),
+	text("7010", "PROD METHOD", 2),
+	num("7011", "TEST BY DATE", 6, 10).checked(checkDateOptTime),
+	text("7020", "REFURB LOT", 20),
+	text("7021", "FUNC STAT", 20),
+	text("7022", "REV STAT", 20),
+	mixed("7023", "GIAI - ASSEMBLY", 4, 4, 30),
+	mixed("7030-7039", "PROCESSOR", 3, 4, 30).checked(checkCountry999),
+	mixed("7040", "UIC+EXT", 1, 4, 4).checked(checkImporter).noAttr(),
+	text("7041", "UFRGT UNIT TYPE", 4).noAttr(),
+	text("710", "NHRN PZN", 20),
+	text("711", "NHRN CIP", 20),
+	text("712", "NHRN CN", 20),
+	text("713", "NHRN DRN", 20),
+	text("714", "NHRN AIM", 20),
+	text("715", "NHRN NDC", 20).fills(fieldNDC),
+	text("716", "NHRN AIC", 20),
+	text("717", "NHRN SRN", 20),
+	mixed("7230-7239", "CERTIFICATION", 0, 3, 30),
+	text("7240", "PROTOCOL", 20).not("03"),
+	num("7241", "AIDC MEDIA TYPE", 2, 2).checked(checkMedia),
+	text("7242", "VCN", 25),
+	num("7250", "DOB", 8, 8).phi(),
+	num("7251", "DOB TIME", 12, 12).phi(),
+	num("7252", "BIO SEX", 1, 1).phi(),
+	text("7253", "FAMILY NAME", 40).phi(),
+	text("7254", "GIVEN NAME", 40).phi(),
+	text("7255", "SUFFIX", 10).phi(),
+	text("7256", "FULL NAME", 90).phi(),
+	text("7257", "PERSON ADDR", 70).phi(),
+	text("7258", "BIRTH SEQUENCE", 3).phi(),
+	text("7259", "BABY", 40).phi(),
+
+	num("8001", "DIMENSIONS", 14, 14).checked(checkRoll),
+	text("8002", "CMT No.", 20),
+	mixed("8003", "GRAI", 14, 14, 30).keyed(14).checked(checkZeroFirst).primary(),
+	mixed("8004", "GIAI", 4, 4, 30).primary("7040"),
+	num("8005", "PRICE PER UNIT", 6, 6),
+	num("8006", "ITIP", 18, 18).gtin().checked(checkPieces).fills(fieldITIP).not("01", "03", "37").primary("22,10,21"),
+	text("8007", "IBAN", 34).checked(checkIBAN),
+	num("8008", "PROD TIME", 8, 12).checked(checkProdTime),
+	text("8009", "OPTSEN", 50),
+	mixed("8010", "CPID", 4, 4, 30).in(set39).primary("8011"),
+	num("8011", "CPID SERIAL", 1, 12).checked(checkNoZero).noAttr(),
+	text("8012", "VERSION", 20),
+	mixed("8013", "GMN", 4, 6, 25).checked(checkGMN).primary(),
+	mixed("8014", "MUDI", 4, 6, 25).checked(checkMUDI).noAttr(),
+	num("8017", "GSRN - PROVIDER", 18, 18).keyed(18).not("8018").primary("8019"),
+	num("8018", "GSRN - RECIPIENT", 18, 18).keyed(18).not("8017").primary("8019").phi(),
+	num("8019", "SRIN", 1, 10).noAttr(),
+	text("8020", "REF No.", 25).noAttr(),
+	num("8026", "ITIP CONTENT", 18, 18).gtin().checked(checkPieces).not("02", "03", "8006"),
+	text("8030", "DIGSIG", 90).in(set64),
+	num("8040", "IMEI", 15, 15).noAttr(),
+	num("8041", "IMEI2", 15, 15).noAttr(),
+	num("8042", "ESIM", 32, 32).noAttr(),
+	num("8043", "PSIM", 18, 20).noAttr(),
+	text("8110", "COUPON CODE ID", 70),
+	num("8111", "POINTS", 4, 4),
+	text("8112", "COUPON OFFER FILE", 70),
+	text("8200", "PRODUCT URL", 70).noAttr(),
+	text("90", "INTERNAL", 30),
+	text("91-99", "INTERNAL", 90),
+}

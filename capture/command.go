@@ -1,0 +1,86 @@
+package capture
+
+import (
+	"strconv"
+	"strings"
+
+	"scanonce/window"
+)
+
+// Verb is what a command barcode asks for.
+type Verb uint8
+
+// The verbs.
+const (
+	CommandNone Verb = iota
+	CommandMode
+	CommandQuantity
+	CommandSameAgain
+)
+
+// Command is a command barcode: SCANONCE-MODE-<TYPE>, SCANONCE-QTY-<1…9999> or SCANONCE-SAMEAGAIN, in
+// upper-case letters, digits and hyphens so that every symbology can carry it, Code 39 included.
+type Command struct {
+	Verb     Verb
+	Type     window.ScanType // of CommandMode
+	Quantity int             // of CommandQuantity
+}
+
+const (
+	commandPrefix    = "SCANONCE-"
+	commandMode      = commandPrefix + "MODE-"
+	commandQuantity  = commandPrefix + "QTY-"
+	commandSameAgain = commandPrefix + "SAMEAGAIN"
+)
+
+// MaxQuantity is the largest quantity of a command or a scan.
+const MaxQuantity = 9999
+
+// String is the text of the barcode; "" for no command.
+func (c Command) String() string {
+	switch c.Verb {
+	case CommandMode:
+		return commandMode + strings.ToUpper(c.Type.String())
+	case CommandQuantity:
+		return commandQuantity + strconv.Itoa(c.Quantity)
+	case CommandSameAgain:
+		return commandSameAgain
+	}
+	return ""
+}
+
+const (
+	detailCommand     = "This command barcode is not known: print the command sheet again with this version."
+	detailCommandCase = "The command barcode arrived in the wrong case: turn Caps Lock off, or have the scanner send the case as it is."
+	detailQuantity    = "The quantity must be 1 to 9999: scan another quantity code."
+)
+
+// isCommand says that text belongs to the product, in whatever case.
+func isCommand(text []byte) bool {
+	return len(text) >= len(commandPrefix) && strings.EqualFold(alias(text[:len(commandPrefix)]), commandPrefix)
+}
+
+// parseCommand reads exactly the three forms.
+func parseCommand(text string) (Command, Refusal) {
+	if rest, ok := strings.CutPrefix(text, commandMode); ok {
+		for _, t := range window.ScanTypes() {
+			if rest == strings.ToUpper(t.String()) {
+				return Command{Verb: CommandMode, Type: t}, Refusal{}
+			}
+		}
+	}
+	if rest, ok := strings.CutPrefix(text, commandQuantity); ok {
+		n, ok := number([]byte(rest))
+		if !ok || n < 1 || n > MaxQuantity || rest[0] == '0' {
+			return Command{}, refuse(BadValue, detailQuantity)
+		}
+		return Command{Verb: CommandQuantity, Quantity: n}, Refusal{}
+	}
+	if text == commandSameAgain {
+		return Command{Verb: CommandSameAgain}, Refusal{}
+	}
+	if text != strings.ToUpper(text) {
+		return Command{}, refuse(BadValue, detailCommandCase)
+	}
+	return Command{}, refuse(BadValue, detailCommand)
+}

@@ -1,0 +1,336 @@
+package capture
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+)
+
+// The ways to read ten digits, in the order of Candidates11.
+const (
+	form442 = iota
+	form532
+	form541
+	form542 // 11 digits
+	form642 // 12 digits, 91 FR 10749
+)
+
+// resolve10 takes ten digits of an NDC without hyphens. Only the directory can say where the hyphens are.
+func (d *Decoder) resolve10(s *Scan, ndc string) {
+	s.NDC10 = ndc
+	s.Candidates11 = [3]string{
+		s.put("0", ndc),
+		s.put(ndc[:5], "0", ndc[5:]),
+		s.put(ndc[:9], "0", ndc[9:]),
+	}
+	s.NCandidates = 3
+	switch listed := d.dir.forms(ndc); listed {
+	case 0:
+		s.Flags |= FlagNDCUnresolved
+		s.unlooked = d.dir == nil
+	case 1 << form442:
+		s.decide(s.Candidates11[form442])
+	case 1 << form532:
+		s.decide(s.Candidates11[form532])
+	case 1 << form541:
+		s.decide(s.Candidates11[form541])
+	default:
+		s.Flags |= FlagNDCAmbiguous
+	}
+}
+
+// decide sets a decided 11-digit NDC and its 12-digit form.
+func (s *Scan) decide(ndc11 string) {
+	s.NDC11 = ndc11
+	s.NDC12 = s.put("0", ndc11)
+}
+
+// ndcText is a hyphenated NDC: digits in the 6-4-2 or a shorter form, all padded.
+type ndcText struct {
+	form   int
+	digits [12]byte // 6-4-2
+	ten    [10]byte // set for the forms of ten digits
+}
+
+// looksHyphenated says that b is three groups of digits with 9 to 13 digits in all, "*" counting as one.
+func looksHyphenated(b []byte) bool {
+	hyphens, digits, group := 0, 0, 0
+	for _, c := range b {
+		switch {
+		case c == '-':
+			if group == 0 {
+				return false
+			}
+			hyphens++
+			group = 0
+		case c-'0' <= 9 || c == '*':
+			digits++
+			group++
+		default:
+			return false
+		}
+		if digits > 13 {
+			return false
+		}
+	}
+	return hyphens == 2 && group > 0 && digits >= 9
+}
+
+// parseNDC reads 4-4-2, 5-3-2, 5-4-1, 5-4-2 and 6-4-2. In 5-4-2 one group may begin with "*", which marks
+// the digit that only pads (the CMS and HIPAA way to show the ten-digit form).
+func parseNDC(b []byte) (n ndcText, ok bool) {
+	var size [3]int
+	g, star := 0, -1
+	for i, c := range b {
+		switch {
+		case c == '-':
+			if g++; g > 2 {
+				return n, false
+			}
+		case c == '*':
+			if star >= 0 || i > 0 && b[i-1] != '-' {
+				return n, false
+			}
+			star = g
+			size[g]++
+		case c-'0' <= 9:
+			size[g]++
+		default:
+			return n, false
+		}
+	}
+	switch size {
+	case [3]int{4, 4, 2}:
+		n.form = form442
+	case [3]int{5, 3, 2}:
+		n.form = form532
+	case [3]int{5, 4, 1}:
+		n.form = form541
+	case [3]int{5, 4, 2}:
+		n.form = form542
+	case [3]int{6, 4, 2}:
+		n.form = form642
+	default:
+		return n, false
+	}
+	if g != 2 || star >= 0 && n.form != form542 {
+		return n, false
+	}
+	starts := [3]int{6 - size[0], 10 - size[1], 12 - size[2]}
+	n.digits = [12]byte{'0', '0', '0', '0', '0', '0', '0', '0', '0', '0', '0', '0'}
+	g, at, ten := 0, starts[0], n.ten[:0]
+	for _, c := range b {
+		switch c {
+		case '-':
+			g++
+			at = starts[g]
+		case '*':
+			at++
+		default:
+			n.digits[at] = c
+			at++
+			if len(ten) < 10 {
+				ten = append(ten, c)
+			}
+		}
+	}
+	if star >= 0 {
+		n.form = star // the padded group tells the ten-digit form: labeler 4-4-2, product 5-3-2, package 5-4-1
+	}
+	return n, true
+}
+
+const (
+	detailBadNDC  = "This is no NDC: the groups must be 4-4-2, 5-3-2, 5-4-1, 5-4-2 or 6-4-2 digits. Scan the manufacturer's barcode."
+	detailZeroNDC = "The NDC is all zeros: this is no product code. Scan the manufacturer's barcode."
+)
+
+// takeNDC sets the NDC of hyphenated text.
+func (s *Scan) takeNDC(b []byte) Refusal {
+	n, ok := parseNDC(b)
+	if !ok {
+		return refuse(BadNDC, detailBadNDC)
+	}
+	if allZero(n.digits[:]) {
+		return refuse(BadValue, detailZeroNDC)
+	}
+	if n.form < form542 {
+		s.NDC10 = s.put(alias(n.ten[:]))
+	}
+	s.takeNDC12(alias(n.digits[:]))
+	return Refusal{}
+}
+
+// takeNDC12 sets a decided 12-digit NDC. Labelers from 100000 have no 11-digit form.
+func (s *Scan) takeNDC12(ndc string) {
+	s.NDC12 = s.put(ndc)
+	s.NDC11 = ""
+	if ndc[0] == '0' {
+		s.NDC11 = s.NDC12[1:]
+	}
+}
+
+// nationalNDC takes the value of AI 715: an NDC with or without hyphens.
+func (d *Decoder) nationalNDC(s *Scan, v []byte) Refusal {
+	before, had := s.Candidates11, s.NCandidates > 0
+	switch {
+	case looksHyphenated(v):
+		ten := s.NDC10
+		if r := s.takeNDC(v); !r.OK() {
+			return r
+		}
+		if had {
+			s.NDC10 = ten
+		}
+	case !allDigits(v):
+		return refuse(BadNDC, detailBadNDC)
+	case allZero(v):
+		return refuse(BadValue, detailZeroNDC)
+	case len(v) == 12:
+		s.takeNDC12(alias(v))
+	case len(v) == 11:
+		s.decide(alias(v))
+		s.Flags |= FlagAssumed542
+	case len(v) == 10:
+		if !had {
+			d.resolve10(s, alias(v))
+		}
+		return Refusal{}
+	default:
+		return refuse(BadNDC, detailBadNDC)
+	}
+	s.Flags &^= FlagNDCUnresolved | FlagNDCAmbiguous
+	if had && s.NDC11 != before[0] && s.NDC11 != before[1] && s.NDC11 != before[2] {
+		s.Flags |= FlagNDCAmbiguous // the label's two numbers name different packages
+	}
+	return Refusal{}
+}
+
+// Directory is an NDC directory: which hyphenation of ten digits is a listed package. It is immutable;
+// nil is an empty one.
+//
+// Its index is one sorted slice of packed integers, ten digits × 4 + form, so that a look-up is one binary
+// search and the slice may as well be a mapped file.
+type Directory struct {
+	index    []uint64
+	packages int
+}
+
+// Len is the number of listed packages.
+func (d *Directory) Len() int {
+	if d == nil {
+		return 0
+	}
+	return d.packages
+}
+
+// forms returns the listed hyphenations of ten digits as bits.
+func (d *Directory) forms(ndc string) (listed uint8) {
+	if d == nil || len(d.index) == 0 {
+		return 0
+	}
+	var key uint64
+	for i := 0; i < len(ndc); i++ {
+		key = key*10 + uint64(ndc[i]-'0')
+	}
+	key <<= 2
+	lo, hi := 0, len(d.index)
+	for lo < hi {
+		if mid := int(uint(lo+hi) >> 1); d.index[mid] < key {
+			lo = mid + 1
+		} else {
+			hi = mid
+		}
+	}
+	for ; lo < len(d.index) && d.index[lo]>>2 == key>>2; lo++ {
+		listed |= 1 << (d.index[lo] & 3)
+	}
+	return listed
+}
+
+// ParseDirectory makes a directory of hyphenated NDCs: 4-4-2, 5-3-2, 5-4-1, and the padded 5-4-2 and
+// 6-4-2, which list every ten-digit form that pads to them.
+func ParseDirectory(ndcs []string) (*Directory, error) {
+	var b dirBuilder
+	for _, n := range ndcs {
+		if !b.add([]byte(n)) {
+			return nil, errors.New("cannot read an NDC of the directory: write it with hyphens, for example 0093-7214-10")
+		}
+	}
+	return b.build(), nil
+}
+
+// LoadDirectory reads a text file with one hyphenated NDC a line; blank lines and lines that begin with
+// "#" are skipped. An error names the line.
+func LoadDirectory(r io.Reader) (*Directory, error) {
+	var b dirBuilder
+	sc := bufio.NewScanner(r)
+	for line := 1; sc.Scan(); line++ {
+		text := strings.TrimSpace(sc.Text())
+		if text == "" || text[0] == '#' {
+			continue
+		}
+		if !b.add([]byte(text)) {
+			return nil, fmt.Errorf("cannot read the NDC in line %d: write one hyphenated NDC a line, for example 0093-7214-10", line)
+		}
+	}
+	if err := sc.Err(); err != nil {
+		return nil, fmt.Errorf("cannot read the NDC directory: %w; it must be a text file with one hyphenated NDC a line", err)
+	}
+	return b.build(), nil
+}
+
+type dirBuilder struct {
+	index []uint64
+	all   []uint64 // 12 digits, to count packages once
+}
+
+func (b *dirBuilder) add(text []byte) bool {
+	n, ok := parseNDC(text)
+	if !ok || allZero(n.digits[:]) {
+		return false
+	}
+	d := n.digits
+	b.all = append(b.all, packed(d[:])<<3|uint64(n.form))
+	six, four, pack := d[:6], d[6:10], d[10:]
+	if six[0] != '0' {
+		return true // no ten-digit form
+	}
+	has := func(form int) bool { return n.form == form || n.form >= form542 }
+	if six[1] == '0' && has(form442) {
+		b.put(form442, six[2:], four, pack)
+	}
+	if four[0] == '0' && has(form532) {
+		b.put(form532, six[1:], four[1:], pack)
+	}
+	if pack[0] == '0' && has(form541) {
+		b.put(form541, six[1:], four, pack[1:])
+	}
+	return true
+}
+
+func (b *dirBuilder) put(form uint64, groups ...[]byte) {
+	var n uint64
+	for _, g := range groups {
+		for _, c := range g {
+			n = n*10 + uint64(c-'0')
+		}
+	}
+	b.index = append(b.index, n<<2|form)
+}
+
+func packed(d []byte) (n uint64) {
+	for _, c := range d {
+		n = n*10 + uint64(c-'0')
+	}
+	return n
+}
+
+func (b *dirBuilder) build() *Directory {
+	slices.Sort(b.index)
+	slices.Sort(b.all)
+	return &Directory{index: slices.Clip(slices.Compact(b.index)), packages: len(slices.Compact(b.all))}
+}
