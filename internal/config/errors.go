@@ -74,7 +74,10 @@ func (es Errors) sorted() Errors {
 		if a.rank != b.rank {
 			return a.rank - b.rank
 		}
-		return a.Line - b.Line
+		if a.Line != b.Line {
+			return a.Line - b.Line
+		}
+		return a.Column - b.Column
 	})
 	return es
 }

@@ -171,20 +171,9 @@ func (t *tables) position(path string) Position {
 	return Position{File: t.file, Line: p.line, Column: p.column, rank: t.rank}
 }
 
-// ordered lists the keys of a table in the order in which they stand in the file.
-func (t *tables) ordered(path string, table map[string]any) []string {
-	return slices.SortedFunc(maps.Keys(table), func(a, b string) int {
-		p, q := t.places[join(path, a)], t.places[join(path, b)]
-		if p.line != q.line {
-			return p.line - q.line
-		}
-		return p.column - q.column
-	})
-}
-
 func (t *tables) top(doc map[string]any) {
 	names := listNames()
-	for _, key := range t.ordered("", doc) {
+	for _, key := range slices.Sorted(maps.Keys(doc)) {
 		if name, ok := names[key]; ok {
 			t.elements(key, name, doc[key])
 			continue
@@ -215,7 +204,7 @@ func (t *tables) put(path, from string, v any) {
 	if pos.Line > 0 {
 		t.c.at[path] = pos
 	}
-	for _, key := range t.ordered(from, table) {
+	for _, key := range slices.Sorted(maps.Keys(table)) {
 		t.put(join(path, key), join(from, key), table[key])
 	}
 }
@@ -271,7 +260,7 @@ func (t *tables) elements(key, name string, v any) {
 		if s, ok := tab[name]; ok {
 			t.put(join(path, name), join(from, name), s)
 		}
-		for _, k := range t.ordered(from, tab) {
+		for _, k := range slices.Sorted(maps.Keys(tab)) {
 			if k != name {
 				t.put(join(path, k), join(from, k), tab[k])
 			}
@@ -432,7 +421,7 @@ func splitElement(list, s string) (id, key string) {
 		if !ok {
 			continue
 		}
-		if rest, ok := strings.CutSuffix(s, "."+sub); ok && rest != "" && len(sub) > len(key) {
+		if rest, ok := strings.CutSuffix(s, "."+sub); ok && rest != "" {
 			id, key = rest, sub
 		}
 	}

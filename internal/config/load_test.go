@@ -64,6 +64,9 @@ var wrongFiles = []struct {
 		[]string{"6 scanner.A.feedback.goood: there is no such key | did you mean scanner.feedback.good?"}},
 	{"inline table", minimal + "[[scanner]]\nid = \"A\"\npath = \"/dev/a\"\nfeedback = { good = \"G\", reject = 7 }\n",
 		[]string{"6 scanner.A.feedback.reject: 7 does not fit | text in quotes"}},
+	{"two on a line", minimal + "spool = { x = 1, warn_at = 2, max_records = 0, a = 1 }\n[pa]\nzone = \"\"\n", []string{"3 agent.spool: no such key", "5 pa.zone: no fixed zone"}},
+	{"several on a line", "spool = { x = 1, warn_at = 2, max_records = 0, a = 1 }\n" + minimal, []string{
+		"1 spool.x: no such key", "1 spool.warn_at: out of range", "1 spool.max_records: out of range", "1 spool.a: no such key"}},
 	{"inline table over lines", minimal + "[[scanner]]\nid = \"A\"\npath = \"/dev/a\"\nfeedback = {\n  good = \"G\",\n  # why\n  rejekt = \"R\",\n}\n",
 		[]string{"9 scanner.A.feedback.rejekt: no such key | scanner.feedback.reject?"}},
 	{"dotted section", "agent.facility_uuid = \"F\"\nspool.warn_at = \"much\"\n",
@@ -182,6 +185,7 @@ var wrongFiles = []struct {
 	{"resends beyond a window made narrow", minimal + "[window.dispense]\nwidth = \"1s\"\n[[scanner]]\nid = \"A\"\npath = \"/a\"\nframing = \"acknak\"\nretries = 1\n", []string{"9 scanner.A.retries: outside the window of dispense"}},
 
 	{"one-letter key", minimal + "[spool]\nx = 1\n", []string{"4 spool.x: there is no such key | config reference"}},
+	{"a long value is cut", minimal + "log_level = \"" + strings.Repeat("x", 200) + "\"\n", []string{"3 agent.log_level: \"" + strings.Repeat("x", 56) + "... is none"}},
 	{"several problems, in order", "[agent]\nfacility_uid = \"F\"\nlog_level = \"x\"\n[spool]\nmax_records = \"a\"\nwarn_at = 2\n", []string{
 		"1 agent.facility_uuid: it is not set", "2 agent.facility_uid: did you mean", "3 agent.log_level: ", "5 spool.max_records: ", "6 spool.warn_at: "}},
 }

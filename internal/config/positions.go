@@ -195,6 +195,7 @@ func (s *scan) value(path string) {
 			s.pair(path)
 		}
 	default:
+		s.skip(1) // at least: the walk ends on any text
 		for s.pos < len(s.text) && !strings.ContainsRune(",]}#\r\n", rune(s.peek())) {
 			s.skip(1)
 		}
