@@ -8,11 +8,13 @@ import (
 	"syscall"
 )
 
+const tmpMark = ".tmp-"
+
 // replaceFile puts data in the place of path: after it returns either the old or the new content is there,
 // whole, whatever crashes.
 func replaceFile(path string, data []byte) error {
 	dir := filepath.Dir(path)
-	f, err := os.CreateTemp(dir, filepath.Base(path)+".tmp-*") // mode 0600
+	f, err := os.CreateTemp(dir, filepath.Base(path)+tmpMark+"*") // mode 0600
 	if err != nil {
 		return err
 	}
@@ -57,7 +59,30 @@ func diskBytes(path string) int64 {
 	return fi.Size()
 }
 
+// setAside moves a file that is of no use out of the way and keeps it, under the time of its last change.
+func setAside(dir, name string) error {
+	path := filepath.Join(dir, name)
+	fi, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	to := filepath.Join(dir, asideName)
+	if err := os.MkdirAll(to, 0o700); err != nil {
+		return err
+	}
+	return os.Rename(path, filepath.Join(to, name+"."+fi.ModTime().UTC().Format("20060102T150405.000000000Z")))
+}
+
+// freeBytes is what the file system of dir has left for this process.
+func freeBytes(dir string) (int64, error) {
+	var st syscall.Statfs_t
+	if err := syscall.Statfs(dir, &st); err != nil {
+		return 0, err
+	}
+	return int64(st.Bavail) * st.Bsize, nil
+}
+
 // IsNoSpace says that a failure came from a full disk or quota.
 func IsNoSpace(err error) bool {
-	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
+	return errors.Is(err, ErrDiskFull) || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }

@@ -82,37 +82,24 @@ func (b *Batch) Heard(scanner string) {
 	}
 }
 
-// Decide applies the local rule, makes the keys and adds the record to the batch. The prefilter goes first:
-// only what it may have seen is looked up. ErrFull refuses the candidate and leaves no trace of it.
+// Decide applies the local rule, makes the keys and adds the record to the batch. ErrFull and ErrDiskFull
+// refuse the candidate and leave no trace of it.
 func (b *Batch) Decide(c *Candidate) (Decision, error) {
 	s := b.s
 	id := c.Identity
 	keys := id.Keys(c.Policy, c.At.T)
+	suspect := c.At.Suspect(c.Policy)
+	mark := len(b.undo)
 	var winner *acceptance
-	reason := ReasonBounce
-	if s.filter.Ask(c.Physical, keys.Idem, keys.Edge) == bloom.PerhapsSeen && c.Converts == 0 {
-		winner = s.recent.match(c.Physical, c.At.Boot, c.Act, c.Resend)
-		if winner != nil && c.Resend {
-			reason = ReasonResend
-		}
-		if d, ok := s.recent.doubts[c.Identity.Scanner]; ok {
-			doubted := s.recent.resolveDoubt(c.Identity.Scanner, c.Physical, c.At, s.opts.BootID, c.Act)
-			b.undo = append(b.undo, undo{doubtOf: c.Identity.Scanner, doubt: d})
-			if winner == nil && doubted != nil {
-				winner, reason = doubted, ReasonInDoubt
-			}
-		}
-		if winner == nil && c.Shared && !c.Again {
-			winner = s.recent.holder(&keys)
-		}
-	} else {
-		b.Heard(c.Identity.Scanner)
+	var reason string
+	if c.Converts == 0 {
+		winner, reason = b.repeated(c, &keys, suspect)
 	}
 	if err := s.room(len(b.records), winner != nil); err != nil {
-		b.rollbackDoubt(c.Identity.Scanner)
+		b.rollback(mark)
 		return Decision{}, err
 	}
-	r := &Record{Seq: s.next + uint64(len(b.records)), Event: newEvent(c.At.T), Physical: c.Physical, Scanner: c.Identity.Scanner,
+	r := &Record{Seq: s.next + uint64(len(b.records)), Event: newEvent(c.At.T), Physical: c.Physical, Scanner: id.Scanner,
 		At: c.At.T, Boot: c.At.Boot, Anchor: c.At.Boot, Quality: c.At.Quality, Item: c.Item}
 	if winner != nil {
 		r.Of, r.OfSeq, r.Reason = winner.event, winner.seq, reason
@@ -122,7 +109,7 @@ func (b *Batch) Decide(c *Candidate) (Decision, error) {
 		b.records = append(b.records, r)
 		return Decision{r, Winner{winner.event, winner.at}}, nil
 	}
-	if c.Again || c.Converts != 0 || c.At.Suspect(c.Policy) || s.recent.holder(&keys) != nil {
+	if c.Again || c.Converts != 0 || suspect || s.recent.holder(&keys) != nil {
 		id.Again = r.Event.String()
 		keys = id.Keys(c.Policy, c.At.T)
 	}
@@ -134,13 +121,43 @@ func (b *Batch) Decide(c *Candidate) (Decision, error) {
 	if c.Shared {
 		r.Span += c.Policy.Guard
 	}
-	a := acceptanceOf(r)
-	a.equal = c.At.Boot
-	b.undo = append(b.undo, undo{added: a, previous: s.recent.physical[a.physical.Hash]})
-	s.recent.add(a, c.At.Boot)
-	s.filter.Add(c.At.Boot, a.physical, keys.Idem, keys.Edge)
+	b.remember(acceptanceOf(r), c.At.Boot)
 	b.records = append(b.records, r)
 	return Decision{Record: r}, nil
+}
+
+// repeated finds the acceptance that a frame repeats, and why. The prefilter goes first: only what it may
+// have seen is looked up.
+func (b *Batch) repeated(c *Candidate, keys *idem.Keys, suspect bool) (*acceptance, string) {
+	s := b.s
+	perhaps := s.filter.Ask(c.Physical, keys.Idem, keys.Edge) == bloom.PerhapsSeen
+	var winner *acceptance
+	if perhaps {
+		winner = s.recent.match(c.Physical, c.At.Boot, c.Act, c.Resend)
+	}
+	if d, ok := s.recent.doubts[c.Identity.Scanner]; ok {
+		b.Heard(c.Identity.Scanner)
+		if winner == nil && d.resend(c, s.opts.BootID) {
+			// The echoes of this frame repeat it too, so the local rule counts anew from here.
+			a := *d.acc
+			a.anchor, a.equal = c.At.Boot, c.At.Boot
+			b.remember(&a, c.At.Boot)
+			return &a, ReasonInDoubt
+		}
+	}
+	switch {
+	case winner != nil && c.Resend:
+		return winner, ReasonResend
+	case winner == nil && perhaps && c.Shared && !c.Again && !suspect:
+		winner = s.recent.holder(keys)
+	}
+	return winner, ReasonBounce
+}
+
+func (b *Batch) remember(a *acceptance, boot time.Duration) {
+	b.undo = append(b.undo, undo{added: a, previous: b.s.recent.physical[a.physical.Hash]})
+	b.s.recent.add(a, boot)
+	b.s.filter.Add(boot, a.physical, a.keys.Idem, a.keys.Edge)
 }
 
 func newEvent(t window.UTC) idem.EventID {
@@ -157,28 +174,23 @@ func NewEvent(t window.UTC) idem.EventID { return newEvent(t) }
 func (s *Spool) room(inBatch int, duplicate bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	limit := s.opts.MaxRecords
+	limit, bytes := s.opts.MaxRecords, s.opts.MaxBytes
 	if duplicate {
 		limit += max(16, limit/100)
+		bytes += bytes / 100
 	}
 	if s.reserve == reserveSpent {
 		return ErrDiskFull
 	}
-	if s.unsettled+int64(inBatch) >= limit || s.bytes() >= s.opts.MaxBytes {
+	if s.unsettled+int64(inBatch) >= limit || s.bytes() >= bytes {
 		return ErrFull
 	}
 	return nil
 }
 
-func (b *Batch) rollbackDoubt(scanner string) {
-	if n := len(b.undo); n > 0 && b.undo[n-1].doubtOf == scanner {
-		b.s.recent.doubts[scanner] = b.undo[n-1].doubt
-		b.undo = b.undo[:n-1]
-	}
-}
-
-func (b *Batch) rollback() {
-	for i := len(b.undo) - 1; i >= 0; i-- {
+// rollback undoes what the batch did after the mark.
+func (b *Batch) rollback(mark int) {
+	for i := len(b.undo) - 1; i >= mark; i-- {
 		u := &b.undo[i]
 		switch {
 		case u.added != nil:
@@ -189,7 +201,7 @@ func (b *Batch) rollback() {
 			b.s.recent.doubts[u.doubtOf] = u.doubt
 		}
 	}
-	b.undo = nil
+	b.undo = b.undo[:mark]
 }
 
 // CommitError says that nothing of a batch was accepted.
@@ -214,15 +226,20 @@ func (b *Batch) Commit() error {
 	if err == nil {
 		return nil
 	}
-	b.rollback()
+	b.rollback(0)
+	if errors.Is(err, ErrDiskFull) || errors.Is(err, ErrClosed) {
+		return &CommitError{Err: err, NoSpace: IsNoSpace(err)}
+	}
 	if IsNoSpace(err) {
 		s.spendReserve()
 	}
 	if s.active != nil {
 		s.active.close()
+		s.mu.Lock()
 		s.active = nil
-		s.roll() // at once if it can be: from here on the broken segment's end is known
+		s.mu.Unlock()
 	}
+	s.roll() // at once if it can be: from here on the broken segment's end is known
 	return &CommitError{Err: err, NoSpace: IsNoSpace(err)}
 }
 
@@ -234,12 +251,20 @@ func (b *Batch) commit() error {
 	if closed {
 		return ErrClosed
 	}
-	if s.active == nil || s.active.count() >= uint64(s.opts.SegmentRecords) || s.active.count() > 0 && s.active.bytes >= max(1<<18, s.opts.MaxBytes/8) {
+	if s.reserve == reserveSpent {
+		return ErrDiskFull // what is left is for the drain, not for notes
+	}
+	if s.active == nil || s.active.count() >= uint64(s.opts.SegmentRecords) || s.active.bytes >= max(1<<18, s.opts.MaxBytes/8) {
 		if err := s.roll(); err != nil {
 			return fmt.Errorf("cannot begin a segment: %w", err)
 		}
 	}
-	if n := len(b.records); n > 0 && b.records[n-1].At >= s.side.Clock.Reserved {
+	var newest time.Duration
+	var high window.UTC
+	for _, r := range b.records {
+		newest, high = max(newest, r.Boot), max(high, r.At)
+	}
+	if len(b.records) > 0 && high >= s.side.Clock.Reserved {
 		if err := s.writeSidecar(segmentEntry{}); err != nil {
 			return err
 		}
@@ -252,7 +277,7 @@ func (b *Batch) commit() error {
 	seg := s.active
 	if n := len(b.records); n > 0 {
 		seg.last = b.records[n-1].Seq
-		seg.newest = max(seg.newest, b.records[n-1].Boot)
+		seg.newest = max(seg.newest, newest)
 		s.next = seg.last + 1
 		s.unsettled += int64(n)
 		if len(s.tail) >= 2*tailRecords {

@@ -14,17 +14,16 @@ type acceptance struct {
 	physical idem.Key
 	keys     idem.Keys
 	extras   string
-	scanner  string
 	typ      window.ScanType
 	quantity int
 	at       window.UTC
 	anchor   time.Duration // boottime
 	equal    time.Duration // boottime of the last frame with this physical identity
 	span     time.Duration
-	item     Item
 }
 
-// doubt is a scanner's last acceptance before an unclean stop: its scanner may not have heard the answer.
+// doubt is the acceptance behind a scanner's last record before an unclean stop: the scanner may not have
+// heard the answer. The times are the record's.
 type doubt struct {
 	acc     *acceptance
 	bootID  string
@@ -70,18 +69,11 @@ func (r *recent) broken(a *acceptance, boot, act time.Duration, resend bool) boo
 	return act > a.anchor && act <= boot && !resend && boot-a.equal > bounce
 }
 
-// resolveDoubt takes the scanner's doubt away, which its first frame always does, and returns the acceptance
-// if that frame must be taken for its resend.
-func (r *recent) resolveDoubt(scanner string, physical idem.Key, at window.Reading, bootID string, act time.Duration) *acceptance {
-	d, ok := r.doubts[scanner]
-	if !ok {
-		return nil
-	}
-	delete(r.doubts, scanner)
-	if d.acc.physical != physical || act > 0 || d.provablyOver(at, bootID) {
-		return nil
-	}
-	return d.acc
+// resend says whether the scanner's first frame since must be taken for the resend of the doubtful one. An
+// explicit act of the user in between says that it is not, but not for a known resend.
+func (d *doubt) resend(c *Candidate, bootID string) bool {
+	acted := c.Act > 0 && (d.bootID != bootID || c.Act > d.boot) && !c.Resend
+	return d.acc.physical == c.Physical && !acted && !d.provablyOver(c.At, bootID)
 }
 
 func (d *doubt) provablyOver(at window.Reading, bootID string) bool {
@@ -109,9 +101,10 @@ func (r *recent) holder(k *idem.Keys) *acceptance {
 func (r *recent) add(a *acceptance, now time.Duration) {
 	r.expire(now)
 	r.physical[a.physical.Hash] = a
-	r.keys[a.keys.Idem] = a
-	if !a.keys.Edge.IsZero() {
-		r.keys[a.keys.Edge] = a
+	for _, k := range [...]idem.Key{a.keys.Idem, a.keys.Edge} {
+		if !k.IsZero() && r.keys[k] == nil { // taken already if a is the second anchor of an acceptance in doubt
+			r.keys[k] = a
+		}
 	}
 	r.queue = append(r.queue, a)
 }
@@ -149,7 +142,22 @@ func (r *recent) expire(now time.Duration) {
 	}
 }
 
+// acceptanceOf is what the local rule keeps of a record. Of a duplicate it is the acceptance that it repeats,
+// anchored at the duplicate: what an event id says of its time is as good as the record's.
 func acceptanceOf(r *Record) *acceptance {
-	return &acceptance{event: r.Event, seq: r.Seq, physical: r.Physical, keys: r.Keys, extras: r.Extras, scanner: r.Scanner,
-		typ: r.Type, quantity: r.Quantity, at: r.At, anchor: r.Anchor, equal: r.Boot, span: r.Span, item: r.Item}
+	a := &acceptance{event: r.Event, seq: r.Seq, physical: r.Physical, keys: r.Keys, extras: r.Extras, typ: r.Type, quantity: r.Quantity,
+		at: r.At, anchor: r.Anchor, equal: r.Boot, span: r.Span}
+	if r.IsDuplicate() {
+		a.event, a.seq, a.at = r.Of, r.OfSeq, eventTime(r.Of)
+	}
+	return a
+}
+
+// eventTime is the instant in a UUIDv7.
+func eventTime(e idem.EventID) window.UTC {
+	var ms window.UTC
+	for _, b := range e[:6] {
+		ms = ms<<8 | window.UTC(b)
+	}
+	return ms
 }

@@ -41,8 +41,9 @@ type segment struct {
 	head segmentHead
 	seal *sealer
 
-	open sync.RWMutex // held for reading while db is used
-	db   *bolt.DB     // nil while closed
+	open  sync.RWMutex // held for reading while db is used
+	db    *bolt.DB     // nil while closed
+	ended bool         // closed for good: the file is gone, or the spool is closed
 
 	last   uint64        // last record; First-1 if there is none
 	notes  uint64        // last note; 0 if there is none
@@ -68,6 +69,7 @@ func createSegment(dir string, ring *KeyRing, head segmentHead) (*segment, error
 		return nil, err
 	}
 	if s.db, err = bolt.Open(s.path, 0o600, boltOptions(false)); err != nil {
+		os.Remove(s.path) // a full disk leaves an empty file
 		return nil, fmt.Errorf("cannot make the segment %s: %w", s.name, err)
 	}
 	err = s.db.Update(func(tx *bolt.Tx) error {
@@ -129,6 +131,9 @@ func openSegment(dir, name string, ring *KeyRing) (*segment, error) {
 		}
 		return nil
 	})
+	if err == nil && segmentName(s.head.Epoch, s.head.First) != name {
+		err = errors.New("its header is that of another segment: give the file its name back")
+	}
 	if err == nil {
 		s.seal, err = newSealer(ring, &s.head.Seal, s.scope(), name)
 	}
@@ -144,34 +149,49 @@ func openSegment(dir, name string, ring *KeyRing) (*segment, error) {
 	return s, nil
 }
 
-// view runs f in a read transaction; a closed segment is mapped for it and stays so until close.
+// view runs f in a read transaction; a closed segment is mapped for it and stays so until close. f must be
+// short: the intake waits for it when the active segment outgrows its mapping.
 func (s *segment) view(f func(*bolt.Tx) error) error {
-	s.open.RLock()
-	if s.db == nil {
-		s.open.RUnlock()
-		s.open.Lock()
-		if s.db == nil {
-			db, err := bolt.Open(s.path, 0o600, boltOptions(true))
-			if err != nil {
-				s.open.Unlock()
-				return fmt.Errorf("cannot open the segment %s: %w", s.name, err)
-			}
-			s.db = db
-		}
-		s.open.Unlock()
+	for {
 		s.open.RLock()
-		if s.db == nil {
-			s.open.RUnlock()
-			return ErrClosed
+		if s.db != nil {
+			defer s.open.RUnlock()
+			return s.db.View(f)
+		}
+		s.open.RUnlock()
+		if err := s.reopen(); err != nil {
+			return err
 		}
 	}
-	defer s.open.RUnlock()
-	return s.db.View(f)
 }
 
-func (s *segment) close() error {
+func (s *segment) reopen() error {
 	s.open.Lock()
 	defer s.open.Unlock()
+	if s.ended {
+		return ErrClosed
+	}
+	if s.db != nil {
+		return nil
+	}
+	db, err := bolt.Open(s.path, 0o600, boltOptions(true))
+	if err != nil {
+		return fmt.Errorf("cannot open the segment %s: %w", s.name, err)
+	}
+	s.db = db
+	return nil
+}
+
+// close unmaps the segment until somebody reads it.
+func (s *segment) close() error { return s.shut(false) }
+
+// end closes the segment for good.
+func (s *segment) end() error { return s.shut(true) }
+
+func (s *segment) shut(ended bool) error {
+	s.open.Lock()
+	defer s.open.Unlock()
+	s.ended = s.ended || ended
 	if s.db == nil {
 		return nil
 	}
@@ -217,34 +237,21 @@ func (s *segment) write(records []*Record, notes []Line) error {
 	})
 }
 
-// read returns up to n records from..to.
+// read returns up to n records from..to, in order. A record that cannot be unsealed ends it with an error.
 func (s *segment) read(from, to uint64, n int) ([]Record, error) {
 	var out []Record
-	err := s.scan(from, to, func(r *Record) bool {
-		out = append(out, *r)
-		return len(out) < n
-	})
-	return out, err
-}
-
-// scan yields the records from..to in order. A record that cannot be unsealed ends it with an error.
-func (s *segment) scan(from, to uint64, yield func(*Record) bool) error {
-	return s.view(func(tx *bolt.Tx) error {
+	err := s.view(func(tx *bolt.Tx) error {
 		c := tx.Bucket(bucketRecords).Cursor()
-		for k, v := c.Seek(seqKey(from)); k != nil; k, v = c.Next() {
-			if binary.BigEndian.Uint64(k) > to {
-				return nil
-			}
+		for k, v := c.Seek(seqKey(from)); k != nil && len(out) < n && binary.BigEndian.Uint64(k) <= to; k, v = c.Next() {
 			r, err := s.decode(k, v)
 			if err != nil {
 				return err
 			}
-			if !yield(r) {
-				return nil
-			}
+			out = append(out, *r)
 		}
 		return nil
 	})
+	return out, err
 }
 
 // scanBack yields the records from the last to the first.

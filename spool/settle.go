@@ -16,8 +16,9 @@ type Work struct {
 	Records []Record
 	Notes   []Line
 	seg     *segment
+	from    cursor // where the work begins
 	noteTo  uint64
-	closes  bool // the segment is finished with this work
+	closes  bool // the segment takes no more: settled, it can be closed
 }
 
 // Empty says that there is nothing to do.
@@ -41,6 +42,7 @@ func (s *Spool) Next(n int) (Work, error) {
 		s.mu.Unlock()
 		return w, nil
 	}
+	w.from = c
 	w.Records = s.fromTail(c.Record+1, n)
 	s.mu.Unlock()
 	var err error
@@ -71,12 +73,13 @@ func (s *Spool) Backlog() int64 {
 
 // Settle records, in one transaction, the verdicts on all records of w (in their order) and the audit lines
 // that follow from them; w's notes become lines too. Verdicts on exceptions may stand before them, w may be
-// empty. Only what the ledger has answered for may be settled.
+// empty. Only what the ledger has answered for may be settled. Work that has been settled already is refused:
+// after an error ask Next again.
 func (s *Spool) Settle(w Work, verdicts []Verdict, lines []Line) error {
 	s.mu.Lock()
 	st := settlement{counters: s.state.counters}
 	known := len(verdicts) - len(w.Records)
-	if known < 0 {
+	if known < 0 || w.seg != nil && s.cursorOf(w.seg) != w.from {
 		s.mu.Unlock()
 		return errOrder
 	}
@@ -178,6 +181,8 @@ func (s *Spool) Load(seq uint64) (Record, error) {
 	return rs[0], nil
 }
 
+const sinceRecords = 512 // read at a time, so that no reader holds a transaction while it yields
+
 // Since yields every record still in the chain with a sequence number above seq, in order.
 func (s *Spool) Since(seq uint64, yield func(*Record) bool) error {
 	s.mu.Lock()
@@ -188,18 +193,33 @@ func (s *Spool) Since(seq uint64, yield func(*Record) bool) error {
 	}
 	s.mu.Unlock()
 	for i, seg := range chain {
-		if ends[i] <= seq {
-			continue
-		}
-		stopped := false
-		if err := seg.scan(max(seq+1, seg.head.First), ends[i], func(r *Record) bool {
-			stopped = !yield(r)
-			return !stopped
-		}); err != nil || stopped {
-			return err
+		for from := max(seq+1, seg.head.First); from <= ends[i]; {
+			rs, err := seg.read(from, ends[i], sinceRecords)
+			if err != nil {
+				if s.gone(seg) {
+					break
+				}
+				return err
+			}
+			for i := range rs {
+				if !yield(&rs[i]) {
+					return nil
+				}
+			}
+			if len(rs) == 0 {
+				break
+			}
+			from = rs[len(rs)-1].Seq + 1
 		}
 	}
 	return nil
+}
+
+// gone says that a segment left the chain because all of it is settled.
+func (s *Spool) gone(seg *segment) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.closed && !slices.Contains(s.segments, seg)
 }
 
 // Unsettled yields the records that are not final, with their state, in the order of their capture.
@@ -298,7 +318,7 @@ func (s *Spool) finished(seg *segment) bool {
 func (s *Spool) tight() bool { return s.bytes() >= s.opts.MaxBytes/10*8 }
 
 // unlink removes the files of pruned segments. The sidecar stops naming them first, and the cursors go last:
-// what a crash between leaves behind is settled already.
+// what a crash between leaves behind is cleared away at the next start.
 func (s *Spool) unlink() error {
 	s.mu.Lock()
 	gone := slices.Clone(s.pruned)
@@ -310,7 +330,7 @@ func (s *Spool) unlink() error {
 		return err
 	}
 	for _, seg := range gone {
-		seg.close()
+		seg.end()
 		if err := os.Remove(seg.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("cannot unlink a settled segment: %w", err)
 		}

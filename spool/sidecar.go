@@ -15,10 +15,12 @@ const (
 	sidecarName = "sidecar.json"
 	stateName   = "state.db"
 	segmentExt  = ".seg"
+	asideName   = "quarantine"
 )
 
-// sidecar says what must exist. It is written, by rename and with both fsyncs, before the file that it
-// announces, so that an empty or missing file cannot pass for a new one.
+// sidecar says what must exist, so that an empty or missing file cannot pass for a new one. It is written, by
+// rename and with both fsyncs, after a segment is made and before that takes anything, and again before a
+// settled one is unlinked: a segment that it does not name has nothing that is still needed.
 type sidecar struct {
 	Version  int         `json:"version"`
 	Agent    string      `json:"agent_id"`
@@ -26,8 +28,8 @@ type sidecar struct {
 	Clock    window.Mark `json:"clock"`
 	Clean    bool        `json:"clean"`    // the last stop told everything and closed everything
 	HasState bool        `json:"state_db"` // state.db has been made
-	// Segments lists the segments that may hold records, oldest first, with the sequence number at which
-	// each begins: what lies behind a later segment's first number was never acknowledged.
+	// Segments lists the segments that may hold records, in the order of their making, with the sequence
+	// number at which each begins: what lies behind a later segment's first number was never acknowledged.
 	Segments []segmentEntry `json:"segments"`
 }
 

@@ -4,6 +4,7 @@
 package spool
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
@@ -20,7 +21,7 @@ import (
 	"scanonce/window"
 )
 
-// Options are the spool's settings. All are required.
+// Options are the spool's settings. All are required but the last two.
 type Options struct {
 	Agent          string
 	Keys           *KeyRing
@@ -32,6 +33,7 @@ type Options struct {
 	Horizon        time.Duration // H: how long an acceptance is remembered and its segment kept
 	LocalSpan      time.Duration // the longest W+G: how long at least
 	FilterKeys     uint          // keys a filter generation takes; 0 is a default for a workstation
+	ReadOnly       bool          // to look at a spool that no agent holds: nothing is written, Begin is refused
 }
 
 const (
@@ -62,6 +64,8 @@ type Spool struct {
 	clock  *window.Clock
 	side   sidecar
 	active *segment
+	strays []string   // files that a crash left behind
+	high   window.UTC // highest t in the records that were read at the start
 
 	wake chan struct{}
 
@@ -80,11 +84,27 @@ type Spool struct {
 	began     time.Duration
 }
 
+// spoolFiles lists the names of the sealed files and of the sidecar.
+func spoolFiles(dir string) (names []string, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the spool folder: %w", err)
+	}
+	for _, e := range entries {
+		if n := e.Name(); n == sidecarName || n == stateName || filepath.Ext(n) == segmentExt {
+			names = append(names, n)
+		}
+	}
+	return names, nil
+}
+
 // Open opens the spool in dir, or makes it. It reads what the run before left and rebuilds the local rule's
 // memory; it writes no record and changes no segment. A *WrongKeyError leaves everything as it is.
 func Open(dir string, o Options) (*Spool, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("cannot make the spool folder: %w", err)
+	if !o.ReadOnly {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, fmt.Errorf("cannot make the spool folder: %w", err)
+		}
 	}
 	if o.FilterKeys == 0 {
 		o.FilterKeys = defaultFilter
@@ -95,20 +115,24 @@ func Open(dir string, o Options) (*Spool, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.side, s.unclean = side, found && !side.Clean
+	s.side = side
 	if found && side.Agent != o.Agent {
 		return nil, fmt.Errorf("cannot use this spool: it belongs to agent %s, and this agent is %s", side.Agent, o.Agent)
 	}
-	if err := s.openSegments(); err != nil {
+	if err := s.openSegments(found); err != nil {
 		s.closeFiles()
 		return nil, err
 	}
-	if s.state, err = openState(dir, o.Keys, o.Agent, &s.mu, !side.HasState); err != nil {
+	s.unclean = !side.Clean && (found || len(s.segments) > 0)
+	if s.state, err = openState(dir, o.Keys, o.Agent, &s.mu, !side.HasState, o.ReadOnly); err != nil {
 		s.closeFiles()
 		return nil, err
 	}
-	if !side.HasState && len(s.segments) > 0 { // never made, or the sidecar that knew of it is gone
-		s.state.counters.Base = s.segments[0].head.First - 1
+	if s.state.made && len(s.segments) > 0 && s.segments[0].head.First > 1 { // the one that knew of them is lost
+		if err := s.state.apply(&settlement{counters: counters{Base: s.segments[0].head.First - 1}}); err != nil {
+			s.closeFiles()
+			return nil, err
+		}
 	}
 	s.recount()
 	if err := s.rebuild(); err != nil {
@@ -119,22 +143,28 @@ func Open(dir string, o Options) (*Spool, error) {
 }
 
 // openSegments opens the chain. Where a later segment begins, an earlier one ends: what it holds beyond that
-// was never acknowledged.
-func (s *Spool) openSegments() error {
-	names, err := filepath.Glob(filepath.Join(s.dir, "*"+segmentExt))
+// was never acknowledged. The sidecar's order counts: a segment that broke before it took anything begins at
+// the same number as the one after it.
+func (s *Spool) openSegments(found bool) error {
+	names, err := spoolFiles(s.dir)
 	if err != nil {
 		return err
 	}
-	found := map[string]bool{}
-	for _, path := range names {
-		found[filepath.Base(path)] = true
-	}
-	for _, e := range s.side.Segments {
-		if !found[e.Name] {
+	place := map[string]int{}
+	for i, e := range s.side.Segments {
+		if !slices.Contains(names, e.Name) {
 			return fmt.Errorf("cannot open the spool: the segment %s is missing; put it back, or remove its line from %s to go on without its records", e.Name, sidecarName)
 		}
+		place[e.Name] = i
 	}
-	for name := range found {
+	for _, name := range names {
+		if filepath.Ext(name) != segmentExt {
+			continue
+		}
+		if _, named := place[name]; found && !named {
+			s.strays = append(s.strays, name)
+			continue
+		}
 		seg, err := openSegment(s.dir, name, s.opts.Keys)
 		if err != nil {
 			return err
@@ -142,13 +172,8 @@ func (s *Spool) openSegments() error {
 		s.segments = append(s.segments, seg)
 	}
 	slices.SortFunc(s.segments, func(a, b *segment) int {
-		if a.head.First != b.head.First {
-			if a.head.First < b.head.First {
-				return -1
-			}
-			return 1
-		}
-		return strings.Compare(a.name, b.name)
+		return cmp.Or(cmp.Compare(place[a.name], place[b.name]), cmp.Compare(a.head.First, b.head.First),
+			cmp.Compare(a.head.Created, b.head.Created), cmp.Compare(a.name, b.name))
 	})
 	s.next = 1
 	for i, seg := range s.segments {
@@ -158,6 +183,33 @@ func (s *Spool) openSegments() error {
 		s.next = max(s.next, seg.last+1, seg.head.First)
 	}
 	return nil
+}
+
+// clear removes what a crash left behind. A stray whose cursor stands was settled when it was to be unlinked;
+// one without a record was never used. Any other was put there by hand: it is kept aside.
+func (s *Spool) clear() {
+	for _, name := range s.strays {
+		_, settled := s.state.cursors[name]
+		if !settled {
+			seg, err := openSegment(s.dir, name, s.opts.Keys)
+			if err == nil {
+				seg.end()
+			}
+			if err != nil || seg.count() > 0 || seg.notes > 0 {
+				setAside(s.dir, name)
+				continue
+			}
+		}
+		os.Remove(filepath.Join(s.dir, name))
+	}
+	s.strays = nil
+	if tmp, err := os.ReadDir(s.dir); err == nil {
+		for _, e := range tmp {
+			if strings.HasPrefix(e.Name(), sidecarName+tmpMark) {
+				os.Remove(filepath.Join(s.dir, e.Name()))
+			}
+		}
+	}
 }
 
 func (s *Spool) recount() {
@@ -179,10 +231,10 @@ func (s *Spool) cursorOf(seg *segment) cursor {
 }
 
 // rebuild fills the local rule's memory and the prefilter from the newest records backwards, until one is
-// older than the horizon. Records of another boot are needed only for the doubt after an unclean stop.
+// older than the horizon.
 func (s *Spool) rebuild() error {
 	now := s.opts.Boot()
-	var newest []*Record // newest first
+	var newest []*acceptance // newest first
 	equal := map[[32]byte]time.Duration{}
 	var passed time.Duration // time that surely lies between the record looked at and the end of the chain
 	for i := len(s.segments) - 1; i >= 0 && passed <= s.opts.Horizon; i-- {
@@ -193,23 +245,28 @@ func (s *Spool) rebuild() error {
 		if err := seg.scanBack(func(r *Record) bool {
 			if last == 0 {
 				last = r.Boot
-				seg.newest = last
 			}
 			first = r.Boot
+			seg.newest = max(seg.newest, r.Boot)
+			s.high = max(s.high, r.At)
 			if sameBoot && now-r.Boot > s.opts.Horizon || last-r.Boot > s.opts.Horizon {
 				done = true
 				return false
 			}
-			if sameBoot {
+			if _, ok := s.recent.doubts[r.Scanner]; s.unclean && !ok {
+				s.recent.doubts[r.Scanner] = doubt{acc: acceptanceOf(r), bootID: seg.head.BootID, boot: r.Boot, at: r.At, quality: r.Quality}
+			}
+			switch {
+			case !sameBoot && !r.IsDuplicate():
+				// Never matched: only its keys count, which a clock that was ahead could meet again.
+				a := acceptanceOf(r)
+				a.anchor, a.equal, a.span = now, now, 0
+				newest = append(newest, a)
+			case sameBoot:
 				equal[r.Physical.Hash] = max(equal[r.Physical.Hash], r.Boot)
-			}
-			if s.unclean && !r.IsDuplicate() {
-				if _, ok := s.recent.doubts[r.Scanner]; !ok {
-					s.recent.doubts[r.Scanner] = doubt{acc: acceptanceOf(r), bootID: seg.head.BootID, boot: r.Boot, at: r.At, quality: r.Quality}
+				if !r.IsDuplicate() || r.Reason == ReasonInDoubt {
+					newest = append(newest, acceptanceOf(r))
 				}
-			}
-			if sameBoot && !r.IsDuplicate() {
-				newest = append(newest, r)
 			}
 			return true
 		}); err != nil {
@@ -223,29 +280,20 @@ func (s *Spool) rebuild() error {
 			break
 		}
 	}
-	for _, r := range slices.Backward(newest) {
-		a := acceptanceOf(r)
+	for _, a := range slices.Backward(newest) {
 		a.equal = max(a.equal, equal[a.physical.Hash])
 		s.recent.add(a, now)
 		s.filter.Add(now, a.physical, a.keys.Idem, a.keys.Edge)
-	}
-	for _, d := range s.recent.doubts {
-		s.filter.Add(now, d.acc.physical)
 	}
 	s.filter.SetComplete()
 	return nil
 }
 
-// Mark is the clock's state that the run before left, and HighWater the highest t in any record.
+// Mark is the clock's state that the run before left, and highWater the highest t known to be used.
 func (s *Spool) Mark() (m window.Mark, highWater window.UTC) {
-	highWater = s.state.counters.High
-	for i := len(s.segments) - 1; i >= 0; i-- {
-		if seg := s.segments[i]; seg.count() > 0 {
-			if rs, err := seg.read(seg.last, seg.last, 1); err == nil && len(rs) == 1 {
-				highWater = max(highWater, rs[0].At)
-			}
-			break
-		}
+	highWater = max(s.state.counters.High, s.high)
+	if r := s.side.Clock.Reserved; r != 0 {
+		highWater = max(highWater, r.Add(-reserveAhead)) // also after a step back, while t is suspect
 	}
 	return s.side.Clock, highWater
 }
@@ -253,15 +301,27 @@ func (s *Spool) Mark() (m window.Mark, highWater window.UTC) {
 // Unclean says that the run before did not close the spool.
 func (s *Spool) Unclean() bool { return s.unclean }
 
-// Begin starts a new epoch: the sidecar that announces it, then its first segment. Records may be taken in
+// Begin starts a new epoch: its first segment, and the sidecar that names it. Records may be taken in
 // afterwards.
 func (s *Spool) Begin(clock *window.Clock) error {
+	if s.opts.ReadOnly {
+		return errors.New("cannot begin: the spool is open for reading only")
+	}
 	s.clock = clock
 	s.newEpoch()
 	s.side.Version, s.side.Agent, s.side.Clean, s.side.HasState = codecVersion, s.opts.Agent, false, true
+	s.clear()
 	s.dropEmpty()
 	s.makeReserve() // a full disk shows at the first scan
-	return s.roll()
+	err := s.roll()
+	if IsNoSpace(err) && s.reserve == reserveKept {
+		s.spendReserve()
+		err = s.roll()
+	}
+	if err != nil {
+		return err
+	}
+	return s.unlink()
 }
 
 func (s *Spool) newEpoch() {
@@ -273,7 +333,7 @@ func (s *Spool) newEpoch() {
 	s.mu.Unlock()
 }
 
-// dropEmpty removes segments that never took a record or note.
+// dropEmpty sets the segments aside that never took a record or note.
 func (s *Spool) dropEmpty() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -281,38 +341,42 @@ func (s *Spool) dropEmpty() {
 		if seg == s.active || seg.count() > 0 || seg.notes > 0 {
 			return false
 		}
-		seg.close()
-		return os.Remove(seg.path) == nil
+		s.pruned = append(s.pruned, seg)
+		return true
 	})
 }
 
-// roll begins a new segment. The sidecar names it first.
+// roll begins a new segment, and stops writing the one before.
 func (s *Spool) roll() error {
 	s.mu.Lock()
 	first := s.next
 	chain := s.segments
 	s.mu.Unlock()
 	if n := len(chain); n > 0 && chain[n-1].head.First == first && chain[n-1].head.Epoch == s.side.Epoch {
-		// The one before was broken before it took anything. Its name must not come again.
-		s.newEpoch()
+		s.newEpoch() // the one before took no record: its name must not come again
 	}
 	head := segmentHead{Agent: s.opts.Agent, Epoch: s.side.Epoch, First: first, BootID: s.opts.BootID, Created: s.clock.Now().T}
-	if err := s.writeSidecar(segmentEntry{}); err != nil {
-		return err
-	}
 	seg, err := createSegment(s.dir, s.opts.Keys, head)
 	if err != nil {
 		return err
 	}
 	if err := s.writeSidecar(segmentEntry{seg.name, first}); err != nil {
+		// The sidecar may name it all the same: it goes when one that does not is surely in place.
 		seg.close()
-		os.Remove(seg.path)
+		s.newEpoch()
+		s.mu.Lock()
+		s.pruned = append(s.pruned, seg)
+		s.mu.Unlock()
 		return err
 	}
 	s.mu.Lock()
+	before := s.active
 	s.segments = append(s.segments, seg)
-	s.mu.Unlock()
 	s.active = seg
+	s.mu.Unlock()
+	if before != nil {
+		return before.close() // read from now on, and mapped only for that
+	}
 	return nil
 }
 
@@ -333,23 +397,27 @@ func (s *Spool) writeSidecar(add segmentEntry) error {
 
 // Maintain does what can wait until no scan is waiting: it renews the reservation of t, unlinks what Prune
 // has set aside, ends a settled active segment that stands in the way of new scans, and rebuilds the reserve
-// that a full disk has used up.
+// that a full disk has used up. A disk that is still full is no error. The intake calls it.
 func (s *Spool) Maintain() error {
 	s.mu.Lock()
-	inTheWay := s.active != nil && s.active.count() > 0 && s.tight() && s.finished(s.active)
+	a := s.active
+	inTheWay := a != nil && (a.count() > 0 || a.notes > 0) && s.tight() && s.finished(a)
 	s.mu.Unlock()
 	var errs []error
-	if s.reserve == reserveSpent {
-		if err := s.makeReserve(); err != nil {
-			return nil // the disk is still full: nothing below could be written
+	try := func(err error) {
+		if !IsNoSpace(err) || s.reserve != reserveSpent {
+			errs = append(errs, err)
 		}
 	}
-	if inTheWay {
-		errs = append(errs, s.roll())
+	try(s.unlink()) // first, since it makes room
+	if s.reserve == reserveSpent {
+		s.makeReserve()
 	}
-	errs = append(errs, s.unlink())
+	if inTheWay {
+		try(s.roll())
+	}
 	if s.clock.Now().T.Add(reserveAgain) >= s.side.Clock.Reserved {
-		errs = append(errs, s.writeSidecar(segmentEntry{}))
+		try(s.writeSidecar(segmentEntry{}))
 	}
 	return errors.Join(errs...)
 }
@@ -357,6 +425,7 @@ func (s *Spool) Maintain() error {
 const (
 	reserveName  = "reserve"
 	reserveBytes = 2 << 20
+	reserveSlack = 1 << 20 // free beside the reserve, or new scans would only spend it again
 )
 
 // The reserve is a file that is given up when the disk is full, so that the drain, which is what makes room,
@@ -367,24 +436,30 @@ const (
 	reserveSpent
 )
 
-func (s *Spool) makeReserve() error {
+func (s *Spool) makeReserve() {
 	path := filepath.Join(s.dir, reserveName)
+	if diskBytes(path) < reserveBytes {
+		if free, err := freeBytes(s.dir); err == nil && free < reserveBytes+reserveSlack {
+			os.Remove(path)
+			s.setReserve(reserveSpent) // trying would take the room that the drain needs, if only for a moment
+			return
+		}
+	}
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
-		return err
+		s.setReserve(reserveNone)
+		return
 	}
 	defer f.Close()
-	if err := syscall.Fallocate(int(f.Fd()), 0, 0, reserveBytes); err != nil {
-		if IsNoSpace(err) {
-			os.Remove(path)
-			s.setReserve(reserveSpent)
-			return err
-		}
+	switch err := syscall.Fallocate(int(f.Fd()), 0, 0, reserveBytes); {
+	case err == nil:
+		s.setReserve(reserveKept)
+	case IsNoSpace(err):
+		os.Remove(path)
+		s.setReserve(reserveSpent)
+	default:
 		s.setReserve(reserveNone)
-		return nil
 	}
-	s.setReserve(reserveKept)
-	return nil
 }
 
 func (s *Spool) spendReserve() {
@@ -424,15 +499,17 @@ func (s *Spool) Close(clean bool) error {
 		s.active = nil
 		s.dropEmpty()
 		s.side.Clean = clean
-		err = s.writeSidecar(segmentEntry{})
+		if err = s.writeSidecar(segmentEntry{}); err == nil {
+			err = s.unlink()
+		}
 	}
 	return errors.Join(err, s.closeFiles())
 }
 
 func (s *Spool) closeFiles() error {
 	var errs []error
-	for _, seg := range s.segments {
-		errs = append(errs, seg.close())
+	for _, seg := range slices.Concat(s.segments, s.pruned) {
+		errs = append(errs, seg.end())
 	}
 	if s.state != nil {
 		errs = append(errs, s.state.close())
@@ -466,7 +543,6 @@ func (st Stats) Fill() float64 {
 // Stats returns the spool's figures.
 func (s *Spool) Stats() Stats {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	c := s.state.counters
 	st := Stats{Epoch: s.epoch, Captured: int64(s.next - 1 - c.Base), Committed: int64(c.Committed), Suppressed: int64(c.Suppressed),
 		Unaccounted: int64(c.Unaccounted), Unsettled: s.unsettled, MaxRecords: s.opts.MaxRecords, Bytes: s.bytes(),
@@ -480,12 +556,17 @@ func (s *Spool) Stats() Stats {
 		}
 	}
 	st.Pending = s.unsettled - st.Held - st.Quarantined
+	oldest := s.oldest()
+	s.mu.Unlock()
 	if st.Pending > 0 {
-		st.Oldest = s.oldest()
+		if r, err := s.Load(oldest); err == nil {
+			st.Oldest = r.At
+		}
 	}
 	return st
 }
 
+// bytes needs mu.
 func (s *Spool) bytes() int64 {
 	n := s.stateLen
 	for _, seg := range s.segments {
@@ -494,43 +575,22 @@ func (s *Spool) bytes() int64 {
 	return n
 }
 
-// oldest needs mu.
-func (s *Spool) oldest() window.UTC {
-	var first uint64
-	var seg *segment
+// oldest is the first pending record, 0 if there is none. It needs mu.
+func (s *Spool) oldest() (first uint64) {
 	for _, x := range s.state.exceptions {
 		if (first == 0 || x.Seq < first) && x.State != Quarantined && x.State != Held {
-			first, seg = x.Seq, s.byName(x.Segment)
+			first = x.Seq
 		}
 	}
 	for _, g := range s.segments {
 		if c := s.cursorOf(g); g.last > c.Record {
-			if first == 0 || c.Record+1 < first {
-				first, seg = c.Record+1, g
+			if first == 0 || c.Record < first {
+				first = c.Record + 1
 			}
 			break
 		}
 	}
-	if seg == nil {
-		return 0
-	}
-	if rs := s.fromTail(first, 1); len(rs) == 1 {
-		return rs[0].At
-	}
-	rs, err := seg.read(first, first, 1)
-	if err != nil || len(rs) == 0 {
-		return 0
-	}
-	return rs[0].At
-}
-
-func (s *Spool) byName(name string) *segment {
-	for _, seg := range s.segments {
-		if seg.name == name {
-			return seg
-		}
-	}
-	return nil
+	return first
 }
 
 func (s *Spool) segmentOf(seq uint64) *segment {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	bolt "go.etcd.io/bbolt"
+	berrors "go.etcd.io/bbolt/errors"
 
 	"scanonce/idem"
 	"scanonce/window"
@@ -90,6 +91,7 @@ type state struct {
 	path string
 	db   *bolt.DB
 	seal *sealer
+	made bool // by this process
 
 	mu         *sync.Mutex // guards what follows
 	cursors    map[string]cursor
@@ -102,7 +104,20 @@ type state struct {
 	delivered  uint64 // lines below it are forwarded and not yet deleted
 }
 
-func openState(dir string, ring *KeyRing, agent string, mu *sync.Mutex, create bool) (*state, error) {
+// openState opens state.db. With mayMake a missing one is made, and one that was never finished is made anew.
+func openState(dir string, ring *KeyRing, agent string, mu *sync.Mutex, mayMake, readOnly bool) (*state, error) {
+	st, err := tryState(dir, ring, agent, mu, mayMake, readOnly)
+	var wrong *WrongKeyError
+	if err == nil || !mayMake || readOnly || errors.As(err, &wrong) || errors.Is(err, berrors.ErrTimeout) || IsNoSpace(err) {
+		return st, err
+	}
+	if setAside(dir, stateName) != nil {
+		return nil, err
+	}
+	return tryState(dir, ring, agent, mu, mayMake, readOnly)
+}
+
+func tryState(dir string, ring *KeyRing, agent string, mu *sync.Mutex, mayMake, readOnly bool) (*state, error) {
 	st := &state{mu: mu, path: filepath.Join(dir, stateName), cursors: map[string]cursor{}, exceptions: map[uint64]Exception{}}
 	fail := func(err error) (*state, error) {
 		if st.db != nil {
@@ -114,27 +129,47 @@ func openState(dir string, ring *KeyRing, agent string, mu *sync.Mutex, create b
 		}
 		return nil, fmt.Errorf("cannot open %s: %w", stateName, err)
 	}
-	if fi, err := os.Stat(st.path); !create && (err != nil || fi.Size() == 0) {
+	if fi, err := os.Stat(st.path); (!mayMake || readOnly) && (err != nil || fi.Size() == 0) {
 		return fail(errors.New("it is missing or empty and must not be"))
 	}
 	var err error
-	if st.db, err = bolt.Open(st.path, 0o600, boltOptions(false)); err != nil {
+	if st.db, err = bolt.Open(st.path, 0o600, boltOptions(readOnly)); err != nil {
 		return fail(err)
 	}
-	err = st.db.Update(func(tx *bolt.Tx) error {
-		h, err := tx.CreateBucketIfNotExists(bucketHead)
+	var head segmentHead
+	err = st.db.View(func(tx *bolt.Tx) error {
+		h := tx.Bucket(bucketHead)
+		if h == nil {
+			st.made = true
+			return nil
+		}
+		return json.Unmarshal(h.Get(keyHeader), &head)
+	})
+	if err == nil && st.made {
+		if !mayMake || readOnly {
+			return fail(errors.New("it has no header"))
+		}
+		head = segmentHead{Version: codecVersion, Agent: agent, Seal: newSealParams(ring)}
+	}
+	if err == nil {
+		st.seal, err = newSealer(ring, &head.Seal, head.Agent+"|state", stateName)
+	}
+	if err == nil && st.made {
+		err = st.make(&head)
+	}
+	if err == nil {
+		err = st.db.View(st.load)
+	}
+	if err != nil {
+		return fail(err)
+	}
+	return st, nil
+}
+
+func (st *state) make(head *segmentHead) error {
+	return st.db.Update(func(tx *bolt.Tx) error {
+		h, err := tx.CreateBucket(bucketHead)
 		if err != nil {
-			return err
-		}
-		var head segmentHead
-		if b := h.Get(keyHeader); b != nil {
-			if err := json.Unmarshal(b, &head); err != nil {
-				return err
-			}
-		} else {
-			head = segmentHead{Version: codecVersion, Agent: agent, Seal: newSealParams(ring)}
-		}
-		if st.seal, err = newSealer(ring, &head.Seal, head.Agent+"|state", stateName); err != nil {
 			return err
 		}
 		b, err := json.Marshal(head)
@@ -145,21 +180,21 @@ func openState(dir string, ring *KeyRing, agent string, mu *sync.Mutex, create b
 			return err
 		}
 		for _, n := range [][]byte{bucketCursors, bucketExceptions, bucketLines, bucketMeta} {
-			if _, err := tx.CreateBucketIfNotExists(n); err != nil {
+			if _, err := tx.CreateBucket(n); err != nil {
 				return err
 			}
 		}
-		return st.load(tx)
+		return nil
 	})
-	if err != nil {
-		return fail(err)
-	}
-	return st, nil
 }
 
 func (st *state) load(tx *bolt.Tx) error {
 	each := func(bucket []byte, f func(k, plain []byte) error) error {
-		return tx.Bucket(bucket).ForEach(func(k, v []byte) error {
+		b := tx.Bucket(bucket)
+		if b == nil {
+			return fmt.Errorf("bucket %s is missing", bucket)
+		}
+		return b.ForEach(func(k, v []byte) error {
 			plain, err := st.seal.open(string(bucket), k, v)
 			if err != nil {
 				return fmt.Errorf("bucket %s: %w", bucket, err)
