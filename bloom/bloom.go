@@ -1,0 +1,133 @@
+// Package bloom is the prefilter in front of the exact look-up. Its answer is a Hint, in which "duplicate"
+// cannot be said: it never decides.
+package bloom
+
+import (
+	"time"
+
+	bab "github.com/bits-and-blooms/bloom/v3"
+
+	"scanonce/idem"
+)
+
+// Hint is what the filter knows of a scan.
+type Hint uint8
+
+// The hints. PerhapsSeen is the zero value: not knowing costs an exact look-up, nothing more.
+const (
+	PerhapsSeen Hint = iota
+	SurelyNew
+)
+
+func (h Hint) String() string {
+	if h == SurelyNew {
+		return "surely new"
+	}
+	return "perhaps seen"
+}
+
+// Filter remembers keys for at least the horizon, in generations: the current one takes new keys, and one
+// whose newest key is older than the horizon is dropped whole. It is not safe for concurrent use: the
+// intake alone owns it.
+type Filter struct {
+	capacity uint
+	rate     float64
+	horizon  time.Duration
+	gens     []*generation // oldest first
+	spare    *bab.BloomFilter
+	complete bool
+}
+
+type generation struct {
+	bits        *bab.BloomFilter
+	n           uint
+	first, last time.Duration // boottime
+}
+
+// New makes a filter whose generations take capacity keys each at the false-positive rate. It is
+// incomplete until SetComplete: what was accepted before this process may be missing.
+func New(capacity uint, rate float64, horizon time.Duration) *Filter {
+	return &Filter{capacity: capacity, rate: rate, horizon: horizon}
+}
+
+// SetComplete says that every key of the horizon has been added.
+func (f *Filter) SetComplete() { f.complete = true }
+
+// Ask is SurelyNew only if the filter is complete and has none of the keys. A caller asks for the physical
+// identity and both idempotency keys at once; zero keys are passed over.
+func (f *Filter) Ask(keys ...idem.Key) Hint {
+	if !f.complete {
+		return PerhapsSeen
+	}
+	for i := range keys {
+		if keys[i].IsZero() {
+			continue
+		}
+		b := tagged(&keys[i])
+		for _, g := range f.gens {
+			if g.bits.Test(b[:]) {
+				return PerhapsSeen
+			}
+		}
+	}
+	return SurelyNew
+}
+
+// Add remembers the keys of a scan accepted at boottime at.
+func (f *Filter) Add(at time.Duration, keys ...idem.Key) {
+	for len(f.gens) > 0 && at-f.gens[0].last > f.horizon {
+		f.spare = f.gens[0].bits
+		f.gens = f.gens[1:]
+	}
+	g := f.current(at)
+	g.last = max(g.last, at)
+	for i := range keys {
+		if keys[i].IsZero() {
+			continue
+		}
+		b := tagged(&keys[i])
+		g.bits.Add(b[:])
+		g.n++
+	}
+}
+
+func (f *Filter) current(at time.Duration) *generation {
+	if n := len(f.gens); n > 0 {
+		if g := f.gens[n-1]; g.n < f.capacity && at-g.first < f.horizon {
+			return g
+		}
+	}
+	bits := f.spare
+	f.spare = nil
+	if bits == nil {
+		bits = bab.NewWithEstimates(f.capacity, f.rate)
+	} else {
+		bits.ClearAll()
+	}
+	g := &generation{bits: bits, first: at, last: at}
+	f.gens = append(f.gens, g)
+	return g
+}
+
+// Stats is a snapshot of the filter's figures.
+type Stats struct {
+	Generations int
+	Keys        uint // in all generations
+	Complete    bool
+}
+
+// Stats returns the filter's figures.
+func (f *Filter) Stats() Stats {
+	s := Stats{Generations: len(f.gens), Complete: f.complete}
+	for _, g := range f.gens {
+		s.Keys += g.n
+	}
+	return s
+}
+
+// tagged puts the kind in front of the hash, so that an edge key is never taken for an idempotency key.
+func tagged(k *idem.Key) (b [33]byte) {
+	b[0] = byte(k.Kind)
+	copy(b[1:], k.Hash[:])
+	return b
+}
