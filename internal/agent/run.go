@@ -1,0 +1,435 @@
+// Package agent composes the rooms: it builds the tasks, owns the pipeline, starts and stops them in order.
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+	"github.com/google/renameio/v2"
+	"golang.org/x/sync/errgroup"
+
+	"scanonce/idem"
+	"scanonce/internal/api"
+	"scanonce/internal/config"
+	"scanonce/internal/events"
+	"scanonce/spool"
+	"scanonce/sync/forward"
+	"scanonce/sync/ledger"
+	"scanonce/window"
+)
+
+// Exit codes of an ExitError.
+const (
+	ExitUsage = 2 // usage or configuration wrong
+	ExitState = 4 // state folder unusable
+	ExitHeld  = 5 // another agent holds the state folder
+)
+
+// ExitError ends the process with one of the documented exit codes.
+type ExitError struct {
+	Code   int
+	Kind   string // machine-readable
+	Detail string // "cannot …"
+	Hint   string // what to do
+}
+
+func (e *ExitError) Error() string { return e.Detail }
+
+// Options are what the process gives its agent.
+type Options struct {
+	Version string
+	Log     *slog.Logger
+	// Reload is called at SIGHUP and returns a validated configuration.
+	Reload func() (*config.Config, error)
+}
+
+// task is a long-running part. Run returns nil when its context ends.
+type task interface {
+	Run(context.Context) error
+	Ready() <-chan struct{}
+	String() string
+}
+
+// stopWithin bounds an orderly stop.
+const stopWithin = 4 * time.Second
+
+// agent is the composition.
+type agent struct {
+	cfg     *config.Config
+	opts    Options
+	log     *slog.Logger
+	id      string
+	run     string // names this process
+	os      window.OS
+	clock   *window.Clock
+	spool   *spool.Spool
+	events  *events.Log
+	ledger  *lateLedger
+	claims  idem.Authority
+	forward *forward.Forwarder
+	pipe    *pipeline
+	fleet   *fleet
+	alarms  *alarms
+	metrics *metrics
+	server  *localAPI
+
+	eventsDown atomic.Bool
+}
+
+// Run runs the agent until ctx ends. It returns nil, or an *ExitError.
+func Run(ctx context.Context, cfg *config.Config, o Options) error {
+	folder, err := openFolder(cfg.Agent.StateDir)
+	if err != nil {
+		return err
+	}
+	defer folder.Close()
+	a, err := build(cfg, o)
+	if err != nil {
+		return err
+	}
+	return a.serve(ctx)
+}
+
+// build opens what is stored and makes the parts. Nothing runs yet.
+func build(cfg *config.Config, o Options) (a *agent, err error) {
+	a = &agent{cfg: cfg, opts: o, log: o.Log}
+	dir := cfg.Agent.StateDir
+	if a.os, err = window.Host(); err != nil {
+		return nil, &ExitError{Code: ExitState, Kind: "clock", Detail: err.Error(), Hint: "mount /proc for the agent"}
+	}
+	if a.id, err = agentID(dir, cfg.Agent.AgentID); err != nil {
+		return nil, err
+	}
+	if a.spool, err = openSpool(cfg, a.id, a.os, false); err != nil {
+		return nil, err
+	}
+	mark, high := a.spool.Mark()
+	a.clock = window.NewClock(a.os, mark, window.ClockOptions{Alarm: cfg.Clock.Alarm, HighWater: high})
+	if err := a.spool.Begin(a.clock); err != nil {
+		a.spool.Close(false)
+		return nil, stateError(dir, err)
+	}
+	now := func() window.UTC { return a.clock.Now().T }
+	if a.events, err = events.Open(filepath.Join(dir, "events.log"), events.Options{MaxEvents: cfg.Events.MaxEvents, Retention: cfg.Events.Retention, Now: now}); err != nil {
+		a.spool.Close(false)
+		return nil, stateError(dir, err)
+	}
+	a.run = spool.NewEvent(now()).String()
+	a.alarms = newAlarms(a.clock, a.tell)
+	a.metrics = newMetrics(o.Version)
+	a.ledger = &lateLedger{open: func() (ledger.Ledger, error) {
+		return ledger.OpenEmbedded(filepath.Join(dir, "ledger.db"), now)
+	}}
+	a.claims = idem.NewEmbedded(a.os.Boot, cfg.Claim.TTL)
+	a.forward = forward.New(forward.Config{Agent: a.id, Facility: cfg.Agent.FacilityUUID, Batch: cfg.Forward.Batch, BackoffMin: cfg.Forward.BackoffMin,
+		BackoffMax: cfg.Forward.BackoffMax, RateLimit: cfg.Forward.RateLimit, Timeout: storeTimeout, TTL: cfg.Claim.TTL},
+		a.spool, a.claims, a.ledger, a.clock, a)
+	if a.pipe, err = newPipeline(a); err != nil {
+		a.close(false)
+		return nil, err
+	}
+	a.fleet = newFleet(a)
+	a.metrics.collect(a)
+	if a.server, err = newLocalAPI(a); err != nil {
+		a.close(false)
+		return nil, err
+	}
+	return a, nil
+}
+
+// storeTimeout bounds one call to a store.
+const storeTimeout = 10 * time.Second
+
+func openSpool(cfg *config.Config, id string, os window.OS, readOnly bool) (*spool.Spool, error) {
+	dir := filepath.Join(cfg.Agent.StateDir, "spool")
+	used, err := spool.Used(dir)
+	if err != nil {
+		return nil, stateError(cfg.Agent.StateDir, err)
+	}
+	ring, err := spool.LoadKeyRing(cfg.SpoolKeyFile(), !used && !readOnly)
+	if err != nil {
+		return nil, &ExitError{Code: ExitState, Kind: "spool_key", Detail: err.Error(),
+			Hint: "put the key file back, from the backup if it was lost: records in the spool cannot be read without it"}
+	}
+	longest := cfg.Window.Longest()
+	s, err := spool.Open(dir, spool.Options{Agent: id, Keys: ring, BootID: os.BootID(), Boot: os.Boot, MaxRecords: int64(cfg.Spool.MaxRecords),
+		MaxBytes: int64(cfg.Spool.MaxBytes), SegmentRecords: cfg.Spool.SegmentRecords, Horizon: max(10*time.Minute, longest), LocalSpan: longest, ReadOnly: readOnly})
+	var wrong *spool.WrongKeyError
+	if errors.As(err, &wrong) {
+		return nil, &ExitError{Code: ExitState, Kind: "spool_key", Detail: err.Error(),
+			Hint: fmt.Sprintf("add the key with id %s as a line of %s; nothing was changed", wrong.KeyID, cfg.SpoolKeyFile())}
+	}
+	if err != nil {
+		return nil, stateError(cfg.Agent.StateDir, err)
+	}
+	return s, nil
+}
+
+func stateError(dir string, err error) error {
+	hint := "see that " + dir + " is on a healthy disk and belongs to the user that the agent runs as"
+	if spool.IsNoSpace(err) {
+		hint = "make room on the disk of " + dir
+	}
+	return &ExitError{Code: ExitState, Kind: "state_folder", Detail: err.Error(), Hint: hint}
+}
+
+// serve starts the parts in order, waits, and stops them in the reverse order.
+func (a *agent) serve(ctx context.Context) error {
+	a.retell()
+	a.log.Info("starting", "version", a.opts.Version, "agent_id", a.id, "spool_epoch", a.spool.Epoch(), "unclean", a.spool.Unclean())
+	var stops []func()
+	group, gctx := errgroup.WithContext(context.WithoutCancel(ctx))
+	start := func(t task) <-chan struct{} {
+		tctx, cancel := context.WithCancel(gctx)
+		done := make(chan struct{})
+		group.Go(func() error {
+			defer close(done)
+			if err := t.Run(tctx); err != nil {
+				return fmt.Errorf("%s: %w", t, err)
+			}
+			return nil
+		})
+		stops = append(stops, func() { cancel(); <-done })
+		return t.Ready()
+	}
+	failed := gctx.Done()
+	wait := func(ready <-chan struct{}) bool {
+		select {
+		case <-ready:
+			return true
+		case <-failed:
+			return false
+		case <-ctx.Done():
+			return false
+		}
+	}
+	ok := wait(start(a.pipe)) && wait(start(a.forward)) && wait(start(a.fleet)) && wait(start(a.server))
+	if ok {
+		if err := a.writeAddr(); err != nil {
+			a.log.Warn("cannot write the address file", "error", err)
+		}
+		a.pipe.setReady()
+		daemon.SdNotify(false, daemon.SdNotifyReady)
+		a.log.Info("ready", "socket", a.cfg.API.Socket, "listen", a.server.addr())
+		a.attend(ctx, failed)
+		daemon.SdNotify(false, daemon.SdNotifyStopping)
+	}
+	fctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopWithin)
+	defer cancel()
+	for i := len(stops) - 1; i >= 0; i-- {
+		stops[i]()
+		switch i {
+		case 2: // the scanners are silent: decide what they sent
+			a.pipe.drain(fctx)
+		case 1: // and send it out
+			a.forward.Flush(fctx)
+		}
+	}
+	err := group.Wait()
+	os.Remove(filepath.Join(a.cfg.Agent.StateDir, addrFile))
+	if cerr := a.close(err == nil); cerr != nil {
+		a.log.Error("cannot close the state folder cleanly", "error", cerr)
+	}
+	if err != nil {
+		return &ExitError{Code: ExitState, Kind: "internal", Detail: "cannot go on: " + err.Error(), Hint: "see the log; the service manager starts the agent again and nothing accepted is lost"}
+	}
+	a.log.Info("stopped")
+	return nil
+}
+
+// attend waits for the end, serving signals and the watchdog meanwhile.
+func (a *agent) attend(ctx context.Context, failed <-chan struct{}) {
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	defer signal.Stop(hup)
+	var tick <-chan time.Time
+	if d, err := daemon.SdWatchdogEnabled(false); err == nil && d > 0 {
+		t := time.NewTicker(d / 2)
+		defer t.Stop()
+		tick = t.C
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-failed:
+			return
+		case <-hup:
+			a.reload()
+		case <-tick:
+			if a.Alive() == nil { // the pipeline turned just now
+				daemon.SdNotify(false, daemon.SdNotifyWatchdog)
+			}
+		}
+	}
+}
+
+func (a *agent) reload() {
+	if a.opts.Reload == nil {
+		return
+	}
+	cfg, err := a.opts.Reload()
+	if err != nil {
+		a.log.Error("cannot reload; the configuration in use stays", "error", err)
+		a.alarms.set("config", "cannot reload the configuration: "+err.Error(), "mend the configuration and reload again")
+		return
+	}
+	restart := config.NeedsRestart(a.cfg, cfg)
+	if err := a.pipe.reconfigure(cfg); err != nil {
+		a.log.Error("cannot reload; the configuration in use stays", "error", err)
+		a.alarms.set("config", err.Error(), "mend the configuration and reload again")
+		return
+	}
+	a.fleet.reconfigure(cfg)
+	a.alarms.clear("config")
+	a.log.Info("reloaded", "needs_restart", restart)
+}
+
+func (a *agent) close(clean bool) error {
+	errs := []error{a.spool.Close(clean), a.events.Close()}
+	if a.ledger != nil {
+		errs = append(errs, a.ledger.Close())
+	}
+	if a.claims != nil {
+		errs = append(errs, a.claims.Close())
+	}
+	return errors.Join(errs...)
+}
+
+const addrFile = "api.addr"
+
+func (a *agent) writeAddr() error {
+	addr := a.server.addr()
+	if addr == "" {
+		return nil
+	}
+	return renameio.WriteFile(filepath.Join(a.cfg.Agent.StateDir, addrFile), []byte(addr+"\n"), 0o600)
+}
+
+// eventStream adapts the log to what the API wants.
+type eventStream struct{ *events.Log }
+
+func (s eventStream) Follow(ctx context.Context, lastID string, kinds []string, yield func(api.Event) error) error {
+	return s.Log.Follow(ctx, lastID, kinds, func(id, kind string, data []byte) error {
+		return yield(api.Event{ID: id, Kind: kind, Data: data})
+	})
+}
+
+// lateLedger opens its ledger at the first use and again until it works: a ledger that cannot be opened is an
+// outage, not a reason to stop capturing.
+type lateLedger struct {
+	open func() (ledger.Ledger, error)
+
+	mu     sync.Mutex
+	l      ledger.Ledger
+	closed bool
+}
+
+var errLedgerClosed = errors.New("cannot use the ledger: it is closed")
+
+func (l *lateLedger) get() (ledger.Ledger, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil, errLedgerClosed
+	}
+	if l.l == nil {
+		opened, err := l.open()
+		if err != nil {
+			return nil, err
+		}
+		l.l = opened
+	}
+	return l.l, nil
+}
+
+func (l *lateLedger) Insert(ctx context.Context, rows []ledger.Row) (ledger.Inserted, error) {
+	g, err := l.get()
+	if err != nil {
+		return ledger.Inserted{}, err
+	}
+	return g.Insert(ctx, rows)
+}
+
+func (l *lateLedger) Standing(ctx context.Context, probes []ledger.Probe) ([]ledger.Standing, error) {
+	g, err := l.get()
+	if err != nil {
+		return nil, err
+	}
+	return g.Standing(ctx, probes)
+}
+
+func (l *lateLedger) AppendLines(ctx context.Context, lines []ledger.Line) error {
+	g, err := l.get()
+	if err != nil {
+		return err
+	}
+	return g.AppendLines(ctx, lines)
+}
+
+func (l *lateLedger) Rows(ctx context.Context, s ledger.Span, yield func(ledger.Row) error) error {
+	g, err := l.get()
+	if err != nil {
+		return err
+	}
+	return g.Rows(ctx, s, yield)
+}
+
+func (l *lateLedger) Lines(ctx context.Context, s ledger.Span, yield func(ledger.Line) error) error {
+	g, err := l.get()
+	if err != nil {
+		return err
+	}
+	return g.Lines(ctx, s, yield)
+}
+
+func (l *lateLedger) Find(ctx context.Context, prefix string, limit int) ([]ledger.Row, error) {
+	g, err := l.get()
+	if err != nil {
+		return nil, err
+	}
+	return g.Find(ctx, prefix, limit)
+}
+
+func (l *lateLedger) LinesOf(ctx context.Context, key idem.Key) ([]ledger.Line, error) {
+	g, err := l.get()
+	if err != nil {
+		return nil, err
+	}
+	return g.LinesOf(ctx, key)
+}
+
+func (l *lateLedger) Count(ctx context.Context) (int64, error) {
+	g, err := l.get()
+	if err != nil {
+		return 0, err
+	}
+	return g.Count(ctx)
+}
+
+func (l *lateLedger) Close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+	if l.l == nil {
+		return nil
+	}
+	return l.l.Close()
+}
+
+// StoredReader answers from a state folder without an agent.
+type StoredReader interface {
+	api.Reader
+	io.Closer
+}
