@@ -502,6 +502,7 @@ func TestCompaction(t *testing.T) {
 	l := open(t, path, o)
 	pad := strings.Repeat("x", 4000)
 	next := 1
+	seen := make(chan struct{}, 20)
 	stop := following(t, l, "", func(id, kind string, data []byte) error {
 		if kind == KindGap {
 			t.Error("gap for a follower that keeps up")
@@ -510,6 +511,7 @@ func TestCompaction(t *testing.T) {
 			t.Errorf("got %d, want %d", n, next)
 		}
 		next++
+		seen <- struct{}{}
 		return nil
 	})
 	largest := int64(0)
@@ -523,13 +525,8 @@ func TestCompaction(t *testing.T) {
 		}
 		largest = max(largest, fi.Size())
 		if i%20 == 0 { // the follower keeps up
-			for {
-				l.mu.Lock()
-				pos := l.followers[0].pos
-				l.mu.Unlock()
-				if pos == l.last {
-					break
-				}
+			for range 20 {
+				<-seen
 			}
 		}
 	}
