@@ -5,6 +5,19 @@ import (
 	"time"
 )
 
+// What is spent of the queue is given back.
+func TestEmbeddedQueueIsBounded(t *testing.T) {
+	boot := time.Duration(0)
+	e := NewEmbedded(func() time.Duration { return boot }, time.Second)
+	for n := range 10_000 {
+		boot += 10 * time.Millisecond
+		e.Claim(t.Context(), []Claim{{Keys: Keys{Idem: Key{Kind: Idem, Hash: [32]byte{byte(n), byte(n >> 8)}}}, Event: EventID{1}}})
+		if len(e.queue) > 300 || cap(e.queue) > 1000 {
+			t.Fatalf("after %d claims the queue has %d entries, room for %d, for %d claims that stand", n, len(e.queue), cap(e.queue), len(e.held))
+		}
+	}
+}
+
 // Beyond the bound the oldest claims give way, the newest stand.
 func TestEmbeddedEvictsTheOldest(t *testing.T) {
 	boot := time.Duration(0)
@@ -32,13 +45,32 @@ func TestEmbeddedEvictsTheOldest(t *testing.T) {
 	if !claim(0, 2) {
 		t.Error("the oldest claim still stands")
 	}
-	// An entry whose key was claimed anew does not take the new claim with it.
-	boot += 2 * time.Minute
-	e.jitter = func(int64) int64 { return 0 }
-	if !claim(1, 3) || claim(1, 4) {
-		t.Error("a key claimed anew after its expiry does not stand")
+}
+
+// Behind an entry that lives longer by jitter, an expired one waits for its sweep: its key is free all the
+// same, and the sweep does not take the key's new claim with it.
+func TestEmbeddedKeyClaimedAnew(t *testing.T) {
+	boot := time.Duration(0)
+	e := NewEmbedded(func() time.Duration { return boot }, time.Second)
+	claim := func(n, by byte, jitter time.Duration) (won bool) {
+		e.jitter = func(int64) int64 { return int64(jitter) }
+		c := Claim{Keys: Keys{Idem: Key{Kind: Idem, Hash: [32]byte{n}}}, Event: EventID{by}}
+		e.Claim(t.Context(), []Claim{c})[0].Match(func() { won = true }, func(EventID) {}, func(error) {})
+		return won
 	}
-	if s := e.Stats(); s.Held != 1 {
-		t.Errorf("%d held after all had expired but one", s.Held)
+	if !claim(1, 1, 100*time.Millisecond) || !claim(2, 1, 0) {
+		t.Fatal("a first claim is not won")
+	}
+	if boot = time.Second - 1; claim(2, 2, 0) {
+		t.Error("claimed anew before its expiry")
+	}
+	if boot = time.Second; !claim(2, 2, 0) {
+		t.Error("not free at its expiry")
+	}
+	if boot = 1100 * time.Millisecond; claim(2, 3, 0) {
+		t.Error("the sweep took the new claim")
+	}
+	if s := e.Stats(); s.Held != 1 || s.Evicted != 0 {
+		t.Errorf("stats %+v, want the new claim alone", s)
 	}
 }

@@ -163,7 +163,7 @@ func NewClock(o OS, last Mark, opts ClockOptions) *Clock {
 		}
 	}
 	c.t, c.high = start, start
-	if h := int64(high) * 1e6; h > start {
+	if h := int64(high) * 1e6; high != 0 && h > start {
 		// Records lie ahead of the time line that begins now: go back slowly, or at once and suspect.
 		c.t, c.high = h, h
 		c.correct(start, 0)

@@ -320,8 +320,15 @@ func TestRestartInAnotherBootWithoutProof(t *testing.T) {
 			t.Errorf("%s: suspect past the bound + W + G", c.name)
 		}
 	}
+	// An uptime that would fit proves nothing.
+	o := &fakeOS{wall: noon.Add(-3 * hour), boot: 2 * hour, id: "boot-2"}
+	r := window.NewClock(o, m, window.ClockOptions{}).Now()
+	expectT(t, "longer up", r, noon.Add(10*time.Second))
+	if r.Quality != window.Unsynced || !r.Suspect(threeSeconds) {
+		t.Errorf("longer up: %+v", r)
+	}
 	// A boot id that comes back with an earlier boottime is another boot.
-	o := &fakeOS{wall: noon.Add(-hour), boot: time.Minute, id: "boot-1"}
+	o = &fakeOS{wall: noon.Add(-hour), boot: time.Minute, id: "boot-1"}
 	if r := window.NewClock(o, m, window.ClockOptions{}).Now(); r.Quality != window.Unsynced || !r.Suspect(threeSeconds) {
 		t.Errorf("boottime went back: %+v", r)
 	}
@@ -348,34 +355,48 @@ func TestSyncedKernelIsBelievedAtStart(t *testing.T) {
 
 func TestHighWater(t *testing.T) {
 	at := window.FromTime(noon)
-	// A little ahead: t begins there and slews back.
-	o := machine(true)
-	c := window.NewClock(o, window.Mark{}, window.ClockOptions{HighWater: at.Add(10 * time.Second)})
-	r := c.Now()
-	expectT(t, "10 s ahead", r, noon.Add(10*time.Second))
-	if r.Suspect(threeSeconds) || len(c.TakeSteps()) != 0 {
-		t.Errorf("10 s ahead: suspect %v", r.Suspect(threeSeconds))
-	}
-	for range 20 {
-		o.pass(10 * time.Second)
-		next := c.Now()
-		if next.T < r.T {
-			t.Fatal("t went back")
+	for _, synced := range []bool{true, false} {
+		// A little ahead: t begins there and slews back.
+		o := machine(synced)
+		c := window.NewClock(o, window.Mark{}, window.ClockOptions{HighWater: at.Add(10 * time.Second)})
+		r := c.Now()
+		expectT(t, "10 s ahead", r, noon.Add(10*time.Second))
+		if r.Suspect(threeSeconds) || len(c.TakeSteps()) != 0 {
+			t.Errorf("10 s ahead: suspect %v", r.Suspect(threeSeconds))
 		}
-		r = next
-	}
-	expectT(t, "10 s ahead, slewed", r, noon.Add(200*time.Second))
-	// Far ahead: t is the reference's at once, and suspect.
-	o = machine(true)
-	c = window.NewClock(o, window.Mark{}, window.ClockOptions{HighWater: at.Add(24 * hour)})
-	r = c.Now()
-	expectT(t, "a day ahead", r, noon)
-	if s := c.TakeSteps(); !r.Suspect(threeSeconds) || len(s) != 1 || s[0] != (window.Step{From: at.Add(24 * hour), To: at}) {
-		t.Errorf("a day ahead: suspect %v, steps %v", r.Suspect(threeSeconds), s)
+		for range 20 {
+			o.pass(10 * time.Second)
+			next := c.Now()
+			if next.T < r.T {
+				t.Fatal("t went back")
+			}
+			r = next
+		}
+		expectT(t, "10 s ahead, slewed", r, noon.Add(200*time.Second))
+		// Far ahead: t is the reference's at once, and suspect.
+		o = machine(synced)
+		c = window.NewClock(o, window.Mark{}, window.ClockOptions{HighWater: at.Add(24 * hour)})
+		r = c.Now()
+		expectT(t, "a day ahead", r, noon)
+		if s := c.TakeSteps(); !r.Suspect(threeSeconds) || len(s) != 1 || s[0] != (window.Step{From: at.Add(24 * hour), To: at}) {
+			t.Errorf("a day ahead: suspect %v, steps %v", r.Suspect(threeSeconds), s)
+		}
 	}
 	// Behind: no matter.
-	c = window.NewClock(machine(true), window.Mark{}, window.ClockOptions{HighWater: at.Add(-time.Second)})
+	c := window.NewClock(machine(true), window.Mark{}, window.ClockOptions{HighWater: at.Add(-time.Second)})
 	expectT(t, "behind", c.Now(), noon)
+}
+
+func TestTIsCutTowardsThePast(t *testing.T) {
+	for _, c := range []struct {
+		ns   int64
+		want window.UTC
+	}{{-1, -1}, {-1e6, -1}, {-1e6 - 1, -2}, {0, 0}, {999_999, 0}, {1e6, 1}} {
+		o := &fakeOS{wall: time.Unix(0, c.ns), id: "boot-1"}
+		if got := window.NewClock(o, window.Mark{}, window.ClockOptions{}).Now().T; got != c.want {
+			t.Errorf("%d ns is t = %d ms, want %d", c.ns, got, c.want)
+		}
+	}
 }
 
 func TestTNeverDecreasesButAtAStep(t *testing.T) {

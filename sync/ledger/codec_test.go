@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"bytes"
+	"encoding/binary"
 	"math"
 	"reflect"
 	"strings"
@@ -89,6 +90,17 @@ func TestLinesComeBack(t *testing.T) {
 			t.Fatal("a line under another event id is not noticed")
 		}
 	})
+}
+
+// A count that cannot be true costs no memory.
+func TestAbsurdCountsAreRefused(t *testing.T) {
+	r := Row{Event: idem.EventID{1}, Quantity: 1}
+	body := appendRow(nil, &r)
+	for _, n := range []uint64{1, 1 << 40, math.MaxUint64} {
+		if _, err := decodeRow(make([]byte, 32), binary.AppendUvarint(bytes.Clone(body[:len(body)-1]), n)); err == nil {
+			t.Errorf("a row with %d flags in no bytes is read", n)
+		}
+	}
 }
 
 // The stored form is pinned: a change needs a new version.

@@ -84,6 +84,22 @@ func TestCreatingAtTheSameTime(t *testing.T) {
 	}
 }
 
+// Who comes second with a file of its own leaves the first one's in place.
+func TestCreatingReplacesNothing(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "ledger.db")
+	insert(t, openAt(t, path), killRow(1))
+	before, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ledger.Create(path); err != nil {
+		t.Fatal(err)
+	}
+	if after, err := os.Stat(path); err != nil || !os.SameFile(before, after) {
+		t.Errorf("the file was replaced, %v", err)
+	}
+}
+
 func TestFileIsPrivate(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ledger.db")
 	openAt(t, path)
@@ -354,13 +370,21 @@ func TestFlippedBitsAreNoticed(t *testing.T) {
 		other[0] ^= 1
 		for name, spoil := range map[string]func(b *bolt.Bucket) error{
 			"removed": func(b *bolt.Bucket) error { return errors.Join(b.Put(key, value), b.Delete(key)) },
-			"moved":   func(b *bolt.Bucket) error { return b.Put(other, value) },
+			"moved":   func(b *bolt.Bucket) error { return errors.Join(b.Delete(key), b.Put(other, value)) },
 		} {
 			if err := db.Update(func(tx *bolt.Tx) error { return spoil(tx.Bucket([]byte(bucket))) }); err != nil {
 				t.Fatal(err)
 			}
 			if err := ledger.OfDB(db).Check(t.Context()); err == nil {
 				t.Errorf("%s: record %s: nothing noticed", bucket, name)
+			}
+			if bucket != "rows" {
+				continue
+			}
+			for _, index := range []string{"events", "edges", "log"} {
+				if err := reads[index](ledger.OfDB(db)); err == nil {
+					t.Errorf("row %s: not missed through %s", name, index)
+				}
 			}
 		}
 		if err := db.Close(); err != nil {
