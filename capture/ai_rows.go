@@ -165,7 +165,7 @@ var aiRows = []aiInfo{
 	text("712", "NHRN CN", 20),
 	text("713", "NHRN DRN", 20),
 	text("714", "NHRN AIM", 20),
-	text("715", "NHRN NDC", 20).fills(fieldNDC),
+	text("715", "NHRN NDC", 20),
 	text("716", "NHRN AIC", 20),
 	text("717", "NHRN SRN", 20),
 	mixed("7230-7239", "CERTIFICATION", 0, 3, 30),

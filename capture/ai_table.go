@@ -38,7 +38,6 @@ const (
 	fieldSerial
 	fieldExpiry
 	fieldExpiryTime
-	fieldNDC
 )
 
 const (

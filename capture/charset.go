@@ -9,6 +9,7 @@ const (
 	set64                     // CSET 64 with its padding
 	setText                   // no control character
 	markLT                    // "<" or "(": the value may spell out a separator
+	markGS                    // GS
 )
 
 var classes = classTable()
@@ -29,6 +30,7 @@ func classTable() (t [256]uint8) {
 	in(set39, digits+upper+"#-/")
 	in(set64, digits+upper+lower+"-_=")
 	in(markLT, "<(")
+	t[gs] = markGS
 	for c := range 256 {
 		if c >= 0x20 && c != 0x7f {
 			t[c] |= setText
@@ -37,14 +39,16 @@ func classTable() (t [256]uint8) {
 	return t
 }
 
-// scanClasses returns the classes that all bytes share, and those that any byte has.
-func scanClasses(b []byte) (all, any uint8) {
-	all = 0xff
+// shape is what a value is made of: the classes that all its bytes share, and those that any has.
+type shape struct{ all, any uint8 }
+
+func shapeOf(b []byte) shape {
+	s := shape{all: 0xff}
 	for _, c := range b {
-		all &= classes[c]
-		any |= classes[c]
+		s.all &= classes[c]
+		s.any |= classes[c]
 	}
-	return all, any
+	return s
 }
 
 func allDigits(b []byte) bool {

@@ -264,7 +264,7 @@ func (d *Decoder) bareDigits(s *Scan, digits []byte, p *Profile) Refusal {
 		}
 		return s.assume542(digits)
 	case rx:
-		if n == 10 && d.dir.forms(alias(digits)) != 0 {
+		if n == 10 && d.listed(digits) {
 			return refuse(Ambiguous, detailRxOrNDC)
 		}
 		return d.rxOnly(s, digits)
@@ -294,7 +294,7 @@ func (d *Decoder) decodePlain(s *Scan, text []byte, kind carrier, today Date) Re
 		return d.hibc(s, text, today)
 	case allDigits(text) && (len(text) == 10 || len(text) == 11):
 		if d.rxMatches(text) {
-			if len(text) == 10 && d.dir.forms(alias(text)) != 0 {
+			if len(text) == 10 && d.listed(text) {
 				return refuse(Ambiguous, detailRxOrNDC)
 			}
 			return d.rxOnly(s, text)
@@ -383,6 +383,9 @@ func (s *Scan) assume542(digits []byte) Refusal {
 	return Refusal{}
 }
 
+// listed says that ten digits are an NDC of the directory.
+func (d *Decoder) listed(digits []byte) bool { return d.dir.forms((*[10]byte)(digits)) != 0 }
+
 func (d *Decoder) tenDigits(s *Scan, digits []byte) Refusal {
 	if allZero(digits) {
 		return refuse(BadValue, detailZeroNDC)
@@ -410,7 +413,7 @@ func (d *Decoder) decodeEAN(s *Scan, text []byte, kind carrier, p *Profile, toda
 	case twoLines(text) || allDigits(text) && merged(text):
 		return refuse(Concatenated, detailTwoScans)
 	case len(digits) > 0 && !allDigits(digits):
-		if all, _ := scanClasses(digits); all&setText == 0 {
+		if shapeOf(digits).all&setText == 0 {
 			return refuse(ControlChar, detailControl)
 		}
 		return refuse(BadCharset, detailNotDigits)
@@ -427,7 +430,7 @@ func (d *Decoder) decodeEAN(s *Scan, text []byte, kind carrier, p *Profile, toda
 	w := s.w
 	from := len(w.buf)
 	w.buf = append(w.buf, s.GTIN...)
-	if r := s.add(ais.two[1], from, from+14, today); !r.OK() {
+	if r := s.add(ais.two[1], from, from+14, shape{all: setN | setText}, today); !r.OK() {
 		return r
 	}
 	if r := d.elements(s, w.raw-len(rest)+4, w.raw, p.GSSubstitute, today); !r.OK() {

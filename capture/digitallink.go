@@ -143,7 +143,7 @@ func (s *Scan) addEscaped(i uint16, value []byte, query bool, today Date) Refusa
 		out = padGTIN(out, from)
 	}
 	w.buf = out
-	return s.add(i, from, len(out), today)
+	return s.add(i, from, len(out), shapeOf(out[from:]), today)
 }
 
 // padGTIN pads a GTIN-8, -12 or -13, an older spelling, to 14 digits.

@@ -168,16 +168,16 @@ func carrierOf(letter, modifier byte) carrier {
 
 // secondScan finds an AIM identifier of a carrier within the data: two scans that were run together.
 func secondScan(b []byte) bool {
-	for {
-		i := bytes.IndexByte(b, ']')
-		if i < 0 || len(b)-i < 3 {
-			return false
-		}
-		if carrierOf(b[i+1], b[i+2]) != carrierUnknown {
+	i := bytes.IndexByte(b, ']')
+	if i < 0 {
+		return false
+	}
+	for ; i+2 < len(b); i++ {
+		if b[i] == ']' && carrierOf(b[i+1], b[i+2]) != carrierUnknown {
 			return true
 		}
-		b = b[i+1:]
 	}
+	return false
 }
 
 // twoLines says that a line ending within the data parts two scans.

@@ -40,22 +40,23 @@ func (d *Decoder) elements(s *Scan, from, to int, sep byte, today Date) Refusal 
 		}
 		info := &ais.list[i]
 		p += size
-		end := p + int(info.max)
+		end := to
 		if info.flags&fixed != 0 {
-			if end > to {
-				end = to
-			}
-			for q := p; q < end; q++ {
-				if buf[q] == gs || buf[q] == sep {
-					end = q
-				}
-			}
-		} else {
-			for end = p; end < to && buf[end] != gs && buf[end] != sep; {
-				end++
-			}
+			end = min(to, p+int(info.max))
 		}
-		if r := s.add(i, p, end, today); !r.OK() {
+		// One pass finds the end and what the value is made of.
+		v := buf[p:end]
+		shape := shape{all: 0xff}
+		for j, c := range v {
+			k := classes[c]
+			if k == markGS || c == sep {
+				end = p + j
+				break
+			}
+			shape.all &= k
+			shape.any |= k
+		}
+		if r := s.add(i, p, end, shape, today); !r.OK() {
 			return r
 		}
 		p = end
@@ -111,14 +112,21 @@ func equalFold(b []byte, s string) bool {
 	return true
 }
 
-// add checks the value buf[from:to] of AI i and keeps it.
-func (s *Scan) add(i uint16, from, to int, today Date) Refusal {
+// add checks the value buf[from:to] of AI i, whose shape is known, and keeps it.
+func (s *Scan) add(i uint16, from, to int, sh shape, today Date) Refusal {
 	w, info := s.w, &ais.list[i]
 	if info.flags&person != 0 {
 		return refuse(PHI, detailPHI)
 	}
 	v := w.buf[from:to]
-	if r := s.checkShape(info, v); !r.OK() {
+	again := w.seen.has(i)
+	if again {
+		old := w.elems[w.slot[i]]
+		if bytes.Equal(v, w.buf[old.from:old.to]) {
+			return Refusal{}
+		}
+	}
+	if r := s.checkShape(info, v, sh); !r.OK() {
 		return r
 	}
 	if info.key != 0 {
@@ -137,12 +145,8 @@ func (s *Scan) add(i uint16, from, to int, today Date) Refusal {
 			return r
 		}
 	}
-	if w.seen.has(i) {
-		old := w.elems[w.slot[i]]
-		if !bytes.Equal(v, w.buf[old.from:old.to]) {
-			return refuse(DuplicateAI, detailDuplicate)
-		}
-		return Refusal{}
+	if again {
+		return refuse(DuplicateAI, detailDuplicate)
 	}
 	w.seen.add(i)
 	w.slot[i] = uint16(len(w.elems))
@@ -165,9 +169,11 @@ func (s *Scan) add(i uint16, from, to int, today Date) Refusal {
 }
 
 // checkShape checks length and characters.
-func (s *Scan) checkShape(info *aiInfo, v []byte) Refusal {
-	all, any := scanClasses(v)
+func (s *Scan) checkShape(info *aiInfo, v []byte, sh shape) Refusal {
+	all, any := sh.all, sh.any
 	switch {
+	case len(v) >= int(info.min) && len(v) <= int(info.max) && all&info.set != 0 && any&markLT == 0 && info.num == 0:
+		return Refusal{}
 	case len(v) < int(info.min):
 		if len(v) == 0 && info.flags&fixed == 0 {
 			return refuse(BadLength, detailLength)
@@ -234,11 +240,10 @@ func (d *Decoder) finish(s *Scan) Refusal {
 	if s.GTIN != "" && s.PkgLevel < 0 {
 		d.setGTIN(s, s.GTIN)
 	}
-	for _, e := range w.elems {
-		if ais.list[e.ai].field == fieldNDC {
-			if r := d.nationalNDC(s, w.buf[e.from:e.to]); !r.OK() {
-				return r
-			}
+	if w.seen.has(ais.three[715]) {
+		e := w.elems[w.slot[ais.three[715]]]
+		if r := d.nationalNDC(s, w.buf[e.from:e.to]); !r.OK() {
+			return r
 		}
 	}
 	s.ExpiryLastDay = s.Expiry.LastDay()
@@ -248,7 +253,7 @@ func (d *Decoder) finish(s *Scan) Refusal {
 	return Refusal{}
 }
 
-// separators says that buf[from:to] holds one.
+// hasSeparator says that b holds GS, or sep if it is not 0.
 func hasSeparator(b []byte, sep byte) bool {
 	return bytes.IndexByte(b, gs) >= 0 || sep != 0 && bytes.IndexByte(b, sep) >= 0
 }

@@ -1,7 +1,5 @@
 package capture
 
-import "bytes"
-
 // isHRI says that text begins with digits in brackets.
 func isHRI(text []byte) bool {
 	_, n := bracketed(text)
@@ -21,6 +19,12 @@ func bracketed(text []byte) (digits []byte, n int) {
 	return text[1 : k+1], k + 2
 }
 
+// startsAI says that text begins with two to four digits in brackets.
+func startsAI(text []byte) bool {
+	k := leadingDigits(text[1:], maxAILen)
+	return k >= 2 && k+1 < len(text) && text[k+1] == ')'
+}
+
 // hri reads element strings with their AIs in brackets, as they are printed for people (General
 // Specifications 4.14): no separator is needed. A bracket within a value stands only for itself if no
 // AI is in it.
@@ -38,22 +42,13 @@ func (d *Decoder) hri(s *Scan, from int, today Date) Refusal {
 		}
 		p += n
 		end := p
-		for end < w.raw {
-			next := bytes.IndexByte(w.buf[end:w.raw], '(')
-			if next < 0 {
-				end = w.raw
-				break
-			}
-			end += next
-			if k, _ := bracketed(w.buf[end:min(w.raw, end+maxAILen+2)]); len(k) >= 2 {
-				break
-			}
+		for end < w.raw && !(w.buf[end] == '(' && startsAI(w.buf[end:w.raw])) {
 			end++
 		}
 		if end == p {
 			return refuse(BadLength, detailLength)
 		}
-		if r := s.add(i, p, end, today); !r.OK() {
+		if r := s.add(i, p, end, shapeOf(w.buf[p:end]), today); !r.OK() {
 			return r
 		}
 		p = end

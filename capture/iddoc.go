@@ -6,15 +6,17 @@ import "time"
 // annex D): "@", LF, RS, CR, "ANSI " and the issuer's number; older cards have FS, or "AAMVA". Framing may
 // have changed or eaten the control characters, and Caps Lock the case.
 func isIDDocument(text []byte) bool {
-	_, rest := headerStart(text)
+	if c := text[0]; c > ' ' && c != '@' && c != 'A' && c != 'a' {
+		return false
+	}
+	marked, rest := headerStart(text)
 	for _, mark := range [...]string{"ANSI ", "ANSI", "AAMVA ", "AAMVA"} {
 		if n := len(mark); len(rest) > n && equalFold(rest[:n], mark) && leadingDigits(rest[n:], 5) == 5 {
 			return true
 		}
 	}
-	// A header that was cut behind its second line.
-	marked, _ := headerStart(text)
-	return marked && len(rest) == 0 && len(text) > 1
+	// "@" and a control character begin nothing else: the header was cut.
+	return marked && len(text) > 1 && text[1] < ' '
 }
 
 // headerStart passes over "@" and control characters; marked says that "@" was there.
@@ -61,7 +63,7 @@ func (b *Burst) Absorb(data []byte, at time.Duration) (drop bool) {
 		drug = carrierOf(body[1], body[2]) != carrierUnknown
 	}
 	marked, rest := headerStart(text)
-	if isIDDocument(text) || marked && len(rest) == 0 {
+	if len(text) > 0 && isIDDocument(text) || marked && len(rest) == 0 {
 		if !b.active {
 			b.began, b.bytes = at, 0
 		}

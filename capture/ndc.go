@@ -7,6 +7,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"unsafe"
 )
 
 // The ways to read ten digits, in the order of Candidates11.
@@ -20,26 +21,36 @@ const (
 
 // resolve10 takes ten digits of an NDC without hyphens. Only the directory can say where the hyphens are.
 func (d *Decoder) resolve10(s *Scan, ndc string) {
+	// The three readings in 6-4-2, 12 digits each; without their first digit they are 11 digits.
+	n := (*[10]byte)(unsafe.Slice(unsafe.StringData(ndc), 10))
+	t := &s.w.readings
+	t[0], t[1] = '0', '0'
+	copy(t[2:12], n[:])
+	t[12], t[18] = '0', '0'
+	copy(t[13:18], n[:5])
+	copy(t[19:24], n[5:])
+	t[24], t[34] = '0', '0'
+	copy(t[25:34], n[:9])
+	t[35] = n[9]
 	s.NDC10 = ndc
-	s.Candidates11 = [3]string{
-		s.put("0", ndc),
-		s.put(ndc[:5], "0", ndc[5:]),
-		s.put(ndc[:9], "0", ndc[9:]),
-	}
+	s.Candidates11 = [3]string{alias(t[1:12]), alias(t[13:24]), alias(t[25:36])}
 	s.NCandidates = 3
-	switch listed := d.dir.forms(ndc); listed {
+	form := form442
+	switch listed := d.dir.forms(n); listed {
 	case 0:
 		s.Flags |= FlagNDCUnresolved
 		s.unlooked = d.dir == nil
+		return
 	case 1 << form442:
-		s.decide(s.Candidates11[form442])
 	case 1 << form532:
-		s.decide(s.Candidates11[form532])
+		form = form532
 	case 1 << form541:
-		s.decide(s.Candidates11[form541])
+		form = form541
 	default:
 		s.Flags |= FlagNDCAmbiguous
+		return
 	}
+	s.NDC11, s.NDC12 = s.Candidates11[form], alias(t[12*form:12*form+12])
 }
 
 // decide sets a decided 11-digit NDC and its 12-digit form.
@@ -228,15 +239,11 @@ func (d *Directory) Len() int {
 }
 
 // forms returns the listed hyphenations of ten digits as bits.
-func (d *Directory) forms(ndc string) (listed uint8) {
+func (d *Directory) forms(ndc *[10]byte) (listed uint8) {
 	if d == nil || len(d.index) == 0 {
 		return 0
 	}
-	var key uint64
-	for i := 0; i < len(ndc); i++ {
-		key = key*10 + uint64(ndc[i]-'0')
-	}
-	key <<= 2
+	key := packed(ndc[:]) << 2
 	lo, hi := 0, len(d.index)
 	for lo < hi {
 		if mid := int(uint(lo+hi) >> 1); d.index[mid] < key {

@@ -34,6 +34,11 @@ type RxProfile struct{ Name, Pattern string }
 // maxRxText bounds the work of a pattern; no Rx label is near it.
 const maxRxText = 128
 
+const (
+	detailTwoRx   = "The text fits two Rx label formats that read it differently: make the patterns of the rx_profiles stricter."
+	detailRxEmpty = "The Rx label has no number in it: print the label again."
+)
+
 type rxPattern struct {
 	name              string
 	re                *regexp.Regexp
@@ -102,14 +107,14 @@ func (d *Decoder) takeRx(s *Scan, text []byte) (taken bool, r Refusal) {
 		if !taken {
 			first, taken = x, true
 		} else if x.Rx != first.Rx || x.Refill != first.Refill || x.Store != first.Store {
-			return false, refuse(Ambiguous, "The text fits two Rx label formats that read it differently: make the patterns of the rx_profiles stricter.")
+			return false, refuse(Ambiguous, detailTwoRx)
 		}
 	}
 	if !taken {
 		return false, Refusal{}
 	}
 	if first.Rx == "" {
-		return false, refuse(BadValue, "The Rx label has no number in it: print the label again.")
+		return false, refuse(BadValue, detailRxEmpty)
 	}
 	if bytes.IndexByte(text, gs) >= 0 {
 		return false, refuse(ControlChar, detailControl)

@@ -109,12 +109,13 @@ type Scan struct {
 
 // work is what a Scan reuses from one Decode to the next.
 type work struct {
-	buf   []byte    // the payload behind the gun address, then decoded text; never grows within a Decode
-	raw   int       // length of the payload in buf
-	arena []byte    // derived text
-	elems []element // distinct elements in their order
-	seen  aiSet
-	slot  [maxAIs]uint16 // position in elems, valid if seen
+	buf      []byte    // the payload behind the gun address, then decoded text; never grows within a Decode
+	raw      int       // length of the payload in buf
+	arena    []byte    // derived text
+	readings [36]byte  // three NDCs of 12 digits
+	elems    []element // distinct elements in their order
+	seen     aiSet
+	slot     [maxAIs]uint16 // position in elems, valid if seen
 }
 
 // element is one AI with its value, buf[from:to].
@@ -231,6 +232,7 @@ func (s *Scan) wipe(length int) {
 	sym, gun := s.Symbology, s.Gun
 	clear(w.buf[:cap(w.buf)][len(sym):])
 	clear(w.arena[:cap(w.arena)][len(gun):])
+	w.readings = [36]byte{}
 	w.elems = w.elems[:0]
 	*s = Scan{w: w, PkgLevel: -1, Symbology: sym, Gun: gun, Length: length}
 	s.HIBCData.Quantity = -1
