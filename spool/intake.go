@@ -239,7 +239,9 @@ func (b *Batch) Commit() error {
 		s.active = nil
 		s.mu.Unlock()
 	}
-	s.roll() // at once if it can be: from here on the broken segment's end is known
+	if s.roll() != nil { // from here on the broken segment's end is known
+		s.writeSidecar(segmentEntry{})
+	}
 	return &CommitError{Err: err, NoSpace: IsNoSpace(err)}
 }
 

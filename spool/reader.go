@@ -33,3 +33,14 @@ func (s *Spool) Newest() uint64 {
 	defer s.mu.Unlock()
 	return s.next - 1
 }
+
+// Fill is how full the spool is, by records or bytes, whichever is nearer to its bound; 1 is full.
+func (s *Spool) Fill() float64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return fill(s.unsettled, s.opts.MaxRecords, s.bytes(), s.opts.MaxBytes)
+}
+
+func fill(records, maxRecords, bytes, maxBytes int64) float64 {
+	return max(float64(records)/float64(maxRecords), float64(bytes)/float64(maxBytes))
+}

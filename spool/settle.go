@@ -279,7 +279,7 @@ func (s *Spool) LinesForwarded(n int) {
 
 // Prune sets the segments aside of which every record is final and whose newest one is older than the
 // horizon; Maintain unlinks them. It says whether a segment only waits for its age. Close to the bound on
-// bytes a segment need only outlast the local rule.
+// bytes, and on a full disk, a segment need only outlast the local rule.
 func (s *Spool) Prune() (waiting bool) {
 	now := s.opts.Boot()
 	busy := map[string]bool{}
@@ -314,8 +314,8 @@ func (s *Spool) finished(seg *segment) bool {
 	return c.Record >= seg.last && c.Note >= seg.notes
 }
 
-// tight needs mu.
-func (s *Spool) tight() bool { return s.bytes() >= s.opts.MaxBytes/10*8 }
+// tight says that room on disk is short. It needs mu.
+func (s *Spool) tight() bool { return s.bytes() >= s.opts.MaxBytes/10*8 || s.reserve == reserveSpent }
 
 // unlink removes the files of pruned segments. The sidecar stops naming them first, and the cursors go last:
 // what a crash between leaves behind is cleared away at the next start.

@@ -31,6 +31,8 @@ type sidecar struct {
 	// Segments lists the segments that may hold records, in the order of their making, with the sequence
 	// number at which each begins: what lies behind a later segment's first number was never acknowledged.
 	Segments []segmentEntry `json:"segments"`
+	// Next is the number of the next record while no segment takes any: the last one ends before it. 0 else.
+	Next uint64 `json:"next_seq,omitempty"`
 }
 
 type segmentEntry struct {

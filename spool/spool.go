@@ -179,28 +179,23 @@ func (s *Spool) openSegments(found bool) error {
 	for i, seg := range s.segments {
 		if i+1 < len(s.segments) {
 			seg.last = min(seg.last, s.segments[i+1].head.First-1)
+		} else if s.side.Next != 0 {
+			seg.last = min(seg.last, s.side.Next-1)
 		}
 		s.next = max(s.next, seg.last+1, seg.head.First)
 	}
 	return nil
 }
 
-// clear removes what a crash left behind. A stray whose cursor stands was settled when it was to be unlinked;
-// one without a record was never used. Any other was put there by hand: it is kept aside.
+// clear takes away what a crash left behind. A stray whose cursor stands was settled when it was to be unlinked.
+// Any other was hardly used, and is not opened to find out: it may be half made. It is kept aside.
 func (s *Spool) clear() {
 	for _, name := range s.strays {
-		_, settled := s.state.cursors[name]
-		if !settled {
-			seg, err := openSegment(s.dir, name, s.opts.Keys)
-			if err == nil {
-				seg.end()
-			}
-			if err != nil || seg.count() > 0 || seg.notes > 0 {
-				setAside(s.dir, name)
-				continue
-			}
+		if _, settled := s.state.cursors[name]; settled {
+			os.Remove(filepath.Join(s.dir, name))
+		} else {
+			setAside(s.dir, name)
 		}
-		os.Remove(filepath.Join(s.dir, name))
 	}
 	s.strays = nil
 	if tmp, err := os.ReadDir(s.dir); err == nil {
@@ -375,7 +370,7 @@ func (s *Spool) roll() error {
 	s.active = seg
 	s.mu.Unlock()
 	if before != nil {
-		return before.close() // read from now on, and mapped only for that
+		before.close() // only read from now on, and mapped only for that
 	}
 	return nil
 }
@@ -387,6 +382,10 @@ func (s *Spool) writeSidecar(add segmentEntry) error {
 	s.mu.Lock()
 	for _, seg := range s.segments {
 		s.side.Segments = append(s.side.Segments, segmentEntry{seg.name, seg.head.First})
+	}
+	s.side.Next = 0
+	if s.active == nil && add.Name == "" {
+		s.side.Next = s.next
 	}
 	s.mu.Unlock()
 	if add.Name != "" {
@@ -447,7 +446,9 @@ func (s *Spool) makeReserve() {
 	}
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
-		s.setReserve(reserveNone)
+		if !IsNoSpace(err) {
+			s.setReserve(reserveNone)
+		}
 		return
 	}
 	defer f.Close()
@@ -532,12 +533,13 @@ type Stats struct {
 	Bytes       int64
 	MaxBytes    int64
 	Segments    int
+	Accepting   bool       // the next scan would not be refused for want of room
 	Oldest      window.UTC // captured time of the oldest pending record; 0 if there is none
 }
 
 // Fill is how full the spool is, by records or bytes, whichever is nearer to its bound.
 func (st Stats) Fill() float64 {
-	return max(float64(st.Unsettled)/float64(st.MaxRecords), float64(st.Bytes)/float64(st.MaxBytes))
+	return fill(st.Unsettled, st.MaxRecords, st.Bytes, st.MaxBytes)
 }
 
 // Stats returns the spool's figures.
@@ -546,7 +548,8 @@ func (s *Spool) Stats() Stats {
 	c := s.state.counters
 	st := Stats{Epoch: s.epoch, Captured: int64(s.next - 1 - c.Base), Committed: int64(c.Committed), Suppressed: int64(c.Suppressed),
 		Unaccounted: int64(c.Unaccounted), Unsettled: s.unsettled, MaxRecords: s.opts.MaxRecords, Bytes: s.bytes(),
-		MaxBytes: s.opts.MaxBytes, Segments: len(s.segments)}
+		MaxBytes: s.opts.MaxBytes, Segments: len(s.segments),
+		Accepting: !s.closed && s.reserve != reserveSpent && s.unsettled < s.opts.MaxRecords && s.bytes() < s.opts.MaxBytes}
 	for _, x := range s.state.exceptions {
 		switch x.State {
 		case Quarantined:

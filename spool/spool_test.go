@@ -27,9 +27,16 @@ func newFakeOS() *fakeOS {
 	return &fakeOS{wall: time.UnixMilli(1_764_000_000_000), boot: time.Hour, bootID: "boot-1"}
 }
 
+// tb is what a rig needs of a test, ordinary or by properties.
+type tb interface {
+	Helper()
+	Fatal(...any)
+	Fatalf(string, ...any)
+}
+
 // rig is a spool with its clock.
 type rig struct {
-	t     testing.TB
+	t     tb
 	os    *fakeOS
 	dir   string
 	opts  Options
@@ -37,13 +44,29 @@ type rig struct {
 	clock *window.Clock
 }
 
-func newRig(t testing.TB) *rig {
-	r := &rig{t: t, os: newFakeOS(), dir: t.TempDir()}
-	r.opts = Options{Agent: "agent-1", MaxRecords: 1_000_000, MaxBytes: 1 << 30, SegmentRecords: 100_000, Horizon: 10 * time.Minute, LocalSpan: 3500 * time.Millisecond}
-	r.open()
-	t.Cleanup(func() { r.spool.Close(true) })
+func newRig(t testing.TB, set ...func(*Options)) *rig {
+	t.Helper()
+	r := rigIn(t, t.TempDir(), set...)
+	t.Cleanup(func() {
+		if err := r.spool.Close(true); err != nil {
+			t.Error(err)
+		}
+	})
 	return r
 }
+
+func rigIn(t tb, dir string, set ...func(*Options)) *rig {
+	t.Helper()
+	r := &rig{t: t, os: newFakeOS(), dir: dir}
+	r.opts = Options{Agent: "agent-1", MaxRecords: 1_000_000, MaxBytes: 1 << 30, SegmentRecords: 100_000, Horizon: 10 * time.Minute, LocalSpan: 3500 * time.Millisecond}
+	for _, f := range set {
+		f(&r.opts)
+	}
+	r.open()
+	return r
+}
+
+func (r *rig) path(name string) string { return filepath.Join(r.dir, "spool", name) }
 
 func (r *rig) open() {
 	r.t.Helper()
@@ -62,6 +85,9 @@ func (r *rig) open() {
 	}
 }
 
+// kill ends the run as SIGKILL does: no sidecar, no flag.
+func (r *rig) kill() { r.spool.closeFiles() }
+
 func (r *rig) reopen(clean bool) {
 	r.t.Helper()
 	if clean {
@@ -69,8 +95,18 @@ func (r *rig) reopen(clean bool) {
 			r.t.Fatal(err)
 		}
 	} else {
-		r.spool.closeFiles() // what a kill leaves: no sidecar, no flag
+		r.kill()
 	}
+	r.open()
+}
+
+// reboot starts the machine anew: the boottime begins again, off later.
+func (r *rig) reboot(off time.Duration) {
+	r.t.Helper()
+	r.kill()
+	r.os.bootID += "+"
+	r.os.boot = 20 * time.Second
+	r.os.wall = r.os.wall.Add(off)
 	r.open()
 }
 
@@ -84,15 +120,99 @@ func (r *rig) candidate(item string) Candidate {
 // scan decides and commits one candidate.
 func (r *rig) scan(c Candidate) Decision {
 	r.t.Helper()
-	b := r.spool.NewBatch()
-	d, err := b.Decide(&c)
+	d, err := r.try(c)
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	if err := b.Commit(); err != nil {
+	return d
+}
+
+func (r *rig) try(c Candidate) (Decision, error) {
+	b := r.spool.NewBatch()
+	d, err := b.Decide(&c)
+	if err == nil {
+		err = b.Commit()
+	}
+	return d, err
+}
+
+// later scans the item d after now.
+func (r *rig) later(d time.Duration, item string) Decision {
+	r.t.Helper()
+	r.os.pass(d)
+	return r.scan(r.candidate(item))
+}
+
+func (r *rig) wantNew(d Decision, what string) {
+	r.t.Helper()
+	if d.Record.IsDuplicate() {
+		r.t.Fatalf("%s: told as a duplicate (%s)", what, d.Record.Reason)
+	}
+}
+
+func (r *rig) wantDuplicate(d, of Decision, reason, what string) {
+	r.t.Helper()
+	got, first := d.Record, of.Record
+	if !got.IsDuplicate() {
+		r.t.Fatalf("%s: told as new", what)
+	}
+	if got.Of != first.Event || got.OfSeq != first.Seq || got.Reason != reason {
+		r.t.Fatalf("%s: of %v (%d), %s; want of %v (%d), %s", what, got.Of, got.OfSeq, got.Reason, first.Event, first.Seq, reason)
+	}
+	if got.Keys != first.Keys || got.Extras != first.Extras || got.Quantity != first.Quantity || got.Type != first.Type {
+		r.t.Fatalf("%s: keys, quantity or type are not those of the first", what)
+	}
+	if d.Winner.Event != first.Event || d.Winner.At != first.At {
+		r.t.Fatalf("%s: winner %v at %v; want %v at %v", what, d.Winner.Event, d.Winner.At, first.Event, first.At)
+	}
+}
+
+// law checks the conservation of counts.
+func (r *rig) law() Stats {
+	r.t.Helper()
+	st := r.spool.Stats()
+	if st.Captured != st.Committed+st.Suppressed+st.Pending+st.Held+st.Quarantined+st.Unaccounted {
+		r.t.Fatalf("counts are not conserved: %+v", st)
+	}
+	return st
+}
+
+// drain settles everything as committed or, for duplicates, suppressed.
+func (r *rig) drain() {
+	r.t.Helper()
+	for {
+		w, err := r.spool.Next(500)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		if w.Empty() {
+			return
+		}
+		if err := r.spool.Settle(w, verdictsOf(w.Records), nil); err != nil {
+			r.t.Fatal(err)
+		}
+		r.law()
+	}
+}
+
+func verdictsOf(rs []Record) (vs []Verdict) {
+	for _, rec := range rs {
+		v := Verdict{Seq: rec.Seq, State: Committed}
+		if rec.IsDuplicate() {
+			v = Verdict{Seq: rec.Seq, State: Suppressed, Key: rec.Keys.Idem, Winner: rec.Of, Reason: rec.Reason}
+		}
+		vs = append(vs, v)
+	}
+	return vs
+}
+
+// records lists the whole chain.
+func (r *rig) records() (out []Record) {
+	r.t.Helper()
+	if err := r.spool.Since(0, func(rec *Record) bool { out = append(out, *rec); return true }); err != nil {
 		r.t.Fatal(err)
 	}
-	return d
+	return out
 }
 
 func TestCaptureSettleAndRestart(t *testing.T) {
