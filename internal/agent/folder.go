@@ -24,6 +24,9 @@ func openFolder(dir string) (*os.File, error) {
 		return nil, &ExitError{Code: ExitState, Kind: "state_folder", Detail: fmt.Sprintf("cannot make the state folder %s: %s", dir, cause(err)),
 			Hint: "make it, owned by the user that the agent runs as, or set agent.state_dir or --state-dir to a folder that can be written"}
 	}
+	if fi, err := os.Stat(dir); err == nil && fi.Mode().Perm()&0o077 != 0 {
+		os.Chmod(dir, fi.Mode().Perm()&^0o077) // only its owner can; nobody else's business is in there
+	}
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, &ExitError{Code: ExitState, Kind: "state_folder", Detail: fmt.Sprintf("cannot write in the state folder %s: %s", dir, cause(err)),

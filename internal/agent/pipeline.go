@@ -46,7 +46,7 @@ type pipeline struct {
 	today   capture.Date
 	todayAt window.UTC // first instant of today
 	out     []outcome
-	saved   map[string]session.State // sessions as they were before the batch
+	saved   map[string]userState // of scanners, as it was before the batch
 
 	mu       sync.Mutex
 	scanners map[string]*scanner // by full id, gun address included
@@ -80,17 +80,21 @@ type scanner struct {
 	cfg     *config.Scanner
 	profile capture.Profile
 
+	userState
+	burst    capture.Burst
+	document time.Duration // when the last frame of an identity document came
+	told     []told        // newest last
+	lastScan window.UTC
+}
+
+// userState is what a scanner's user has set. A batch that could not be made durable puts it back.
+type userState struct {
 	session session.State
-	burst   capture.Burst
-	// document is when the last frame of an identity document came.
-	document time.Duration
-	told     []told // newest last
-	command  struct {
+	command struct { // the last command barcode that was obeyed
 		element idem.Key
 		anchor  time.Duration
 		equal   time.Duration
 	}
-	lastScan window.UTC
 }
 
 // told is a duplicate that the user has been told of and may declare a movement of its own.
@@ -102,7 +106,7 @@ type told struct {
 
 func newPipeline(a *agent) (*pipeline, error) {
 	p := &pipeline{a: a, frames: make(chan device.Frame, queueFrames), calls: make(chan call), ready: make(chan struct{}),
-		scanners: map[string]*scanner{}, saved: map[string]session.State{}}
+		scanners: map[string]*scanner{}, saved: map[string]userState{}}
 	return p, p.apply(a.cfg)
 }
 
@@ -154,7 +158,7 @@ func (p *pipeline) apply(cfg *config.Config) error {
 func (p *pipeline) adopt(s *scanner, id string, c *config.Scanner) *scanner {
 	settings := session.Settings{Home: c.ScanType, Shared: c.Shared, ModeIdle: p.cfg.Counter.ModeIdle, QuantityTimeout: p.cfg.Counter.QuantityTimeout}
 	if s == nil {
-		s = &scanner{id: id, session: session.New(settings)}
+		s = &scanner{id: id, userState: userState{session: session.New(settings)}}
 	}
 	s.cfg = c
 	s.session.Settings = settings
@@ -322,6 +326,7 @@ type outcome struct {
 	detail   string
 	symb     string
 	entry    *events.Entry // of a control frame
+	converts idem.EventID  // the told duplicate that this declares a movement
 }
 
 func (p *pipeline) frame(b *spool.Batch, f device.Frame) {
@@ -406,10 +411,10 @@ func (p *pipeline) date(t window.UTC) capture.Date {
 	return p.today
 }
 
-// keep saves a session before the batch changes it.
+// keep saves what the user has set before the batch changes it.
 func (p *pipeline) keep(s *scanner) {
 	if _, ok := p.saved[s.id]; !ok {
-		p.saved[s.id] = s.session
+		p.saved[s.id] = s.userState
 	}
 }
 
@@ -511,6 +516,7 @@ func (p *pipeline) command(b *spool.Batch, s *scanner, o *outcome) {
 	f, cmd := &o.frame, p.scan.Command
 	now := f.At.Boot
 	element := idem.PhysicalKey(s.id, p.scan.Element())
+	p.keep(s)
 	c := &s.command
 	// A command barcode bounces like any other: the local rule holds for it too.
 	typ, _ := s.session.Current(now)
@@ -527,7 +533,6 @@ func (p *pipeline) command(b *spool.Batch, s *scanner, o *outcome) {
 		return
 	}
 	c.element, c.anchor, c.equal = element, now, now
-	p.keep(s)
 	o.reason = controlReason(cmd.Verb)
 	switch cmd.Verb {
 	case capture.CommandMode:
@@ -574,9 +579,7 @@ func (p *pipeline) convert(b *spool.Batch, s *scanner, t told, at window.Reading
 	p.a.metrics.frames.WithLabelValues(s.cfg.ID).Inc()
 	o := outcome{frame: device.Frame{Scanner: s.cfg.ID, At: at, Length: cand.Item.Length}, scanner: s, symb: cand.Item.Symbology}
 	p.decide(b, s, &o, &cand)
-	if o.kind == kAccepted {
-		s.told = slices.DeleteFunc(s.told, func(x told) bool { return x.event == t.event })
-	}
+	o.converts = t.event
 	p.out = append(p.out, o)
 	return &p.out[len(p.out)-1]
 }
@@ -639,6 +642,7 @@ func (p *pipeline) deliver(err error) {
 		case kAccepted:
 			t.captured++
 			o.scanner.lastScan = o.frame.At.T
+			o.scanner.told = slices.DeleteFunc(o.scanner.told, func(t told) bool { return t.event == o.converts })
 			entries = append(entries, acceptedEntry(o.decision.Record, online))
 			p.a.metrics.captured.Inc()
 			p.a.metrics.accept.Observe((now - o.frame.At.Boot).Seconds())
@@ -703,7 +707,7 @@ func (p *pipeline) failed(err error) {
 	p.mu.Lock()
 	for id, st := range p.saved {
 		if s := p.scanners[id]; s != nil {
-			s.session = st
+			s.userState = st
 		}
 	}
 	p.mu.Unlock()

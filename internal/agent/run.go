@@ -286,12 +286,14 @@ func (a *agent) reload() {
 		return
 	}
 	restart := config.NeedsRestart(a.cfg, cfg)
-	if err := a.pipe.reconfigure(cfg); err != nil {
+	next := *a.cfg // what needs a restart stays as it is
+	next.Window, next.Counter, next.Batch, next.NDC, next.RxProfiles, next.Scanners = cfg.Window, cfg.Counter, cfg.Batch, cfg.NDC, cfg.RxProfiles, cfg.Scanners
+	if err := a.pipe.reconfigure(&next); err != nil {
 		a.log.Error("cannot reload; the configuration in use stays", "error", err)
 		a.alarms.set("config", err.Error(), "mend the configuration and reload again")
 		return
 	}
-	a.fleet.reconfigure(cfg)
+	a.fleet.reconfigure(&next)
 	a.alarms.clear("config")
 	a.log.Info("reloaded", "needs_restart", restart)
 }

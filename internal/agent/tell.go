@@ -349,8 +349,7 @@ func age(now, t window.UTC) int64 {
 
 // watchSpool raises and clears the alarms of a filling spool.
 func (a *agent) watchSpool() {
-	st := a.spool.Stats()
-	fill := st.Fill()
+	fill := a.spool.Fill()
 	switch {
 	case fill >= 1:
 		a.alarms.set(alarmSpoolFull, "the spool is full: scans are refused", "bring the ledger back, or raise spool.max_records or spool.max_bytes")
