@@ -393,6 +393,56 @@ func TestFlippedBitsAreNoticed(t *testing.T) {
 	}
 }
 
+// Records that are sound in themselves and do not fit together.
+func TestCheckComparesTheIndexes(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "ledger.db")
+	l := openAt(t, path)
+	a, b := killRow(0), killRow(3)
+	if a.Keys.Edge.IsZero() || b.Keys.Edge.IsZero() {
+		t.Fatal("a row has no edge key: the index would not be tried")
+	}
+	insert(t, l, a, b)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	sound, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		bucket string
+		key    []byte
+	}{
+		"event id of another row": {"events", a.Event[:]},
+		"edge key of another row": {"edges", a.Keys.Edge.Hash[:]},
+		"event id of no row":      {"events", make([]byte, 16)},
+		"edge key of no row":      {"edges", make([]byte, 32)},
+		"stray line":              {"lines", make([]byte, 16)},
+		"stray key of a line":     {"line_keys", make([]byte, 40)},
+	} {
+		damaged := filepath.Join(t.TempDir(), "damaged.db")
+		if err := os.WriteFile(damaged, sound, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		db, err := bolt.Open(damaged, 0o600, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = db.Update(func(tx *bolt.Tx) error {
+			return tx.Bucket([]byte(c.bucket)).Put(c.key, ledger.Seal(c.bucket, c.key, bytes.Clone(b.Keys.Idem.Hash[:])))
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := ledger.OfDB(db).Check(t.Context()); err == nil || !strings.HasPrefix(err.Error(), "cannot vouch for the ledger") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := db.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // A log that lost its end is not taken for a shorter one.
 func TestCutLogIsNoticed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ledger.db")
