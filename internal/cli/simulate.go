@@ -119,7 +119,9 @@ func (a *app) steps(s *simulation, seeded bool) ([]sim.Step, error) {
 		var b [8]byte
 		crand.Read(b[:]) // never fails
 		s.seed = binary.LittleEndian.Uint64(b[:])
-		fmt.Fprintf(a.stderr, "seed %d\n", s.seed)
+		if !a.json {
+			fmt.Fprintf(a.stderr, "seed %d\n", s.seed)
+		}
 	}
 	steps, err := sim.NewWorkload(s.seed).Steps(s.scans, s.retransmits, s.straddles)
 	if err != nil {
@@ -233,6 +235,11 @@ func (a *app) simulate(ctx context.Context, cfg *config.Config, v *sim.Scanner, 
 	if err != nil {
 		return told(err)
 	}
+	if s.script == "" {
+		for i := range steps {
+			steps[i].Data = asSent(cfg.Scanner(v.ID), steps[i].Data)
+		}
+	}
 	r := sim.Run{
 		Agent: c, Scanner: v, Steps: steps, Scripted: s.script != "", Policy: cfg.Window.For(typ),
 		Host: host, Timeout: s.timeout,
@@ -242,7 +249,14 @@ func (a *app) simulate(ctx context.Context, cfg *config.Config, v *sim.Scanner, 
 	if err != nil {
 		return told(err)
 	}
-	if err := a.print(sum, fmt.Sprintf("%s\nledger rows=%d\n", countsText(sum.Counts), sum.LedgerRows)); err != nil {
+	out := struct {
+		sim.Summary
+		Seed *uint64 `json:"seed"`
+	}{Summary: sum}
+	if s.script == "" {
+		out.Seed = &s.seed
+	}
+	if err := a.print(out, fmt.Sprintf("%s\nledger rows=%d\n", countsText(sum.Counts), sum.LedgerRows)); err != nil {
 		return err
 	}
 	if sum.OK {
@@ -253,6 +267,20 @@ func (a *app) simulate(ctx context.Context, cfg *config.Config, v *sim.Scanner, 
 		f.lines = append(f.lines, line{detail: p})
 	}
 	return f
+}
+
+// asSent is data as a scanner with the settings of s sends it, the first gun of a base.
+func asSent(s *config.Scanner, data string) string {
+	if s.GSSubstitute != "" {
+		data = strings.ReplaceAll(data, "\x1d", s.GSSubstitute)
+	}
+	if rest, ok := strings.CutPrefix(data, "]"); ok && s.SymbologyPrefix != "" {
+		data = s.SymbologyPrefix + rest
+	}
+	if s.GunDigits > 0 {
+		data = fmt.Sprintf("%0*d", s.GunDigits, 1) + data
+	}
+	return data
 }
 
 func resultText(r *sim.Result) string {

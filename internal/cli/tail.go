@@ -3,12 +3,18 @@ package cli
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"scanonce/internal/api"
 )
+
+var eventKinds = []string{
+	"accepted", "committed", "duplicate", "rejected", "not_accepted", "label", "unknown", "mode", "device",
+	"online", "alarm", "gap",
+}
 
 func (a *app) tailVerb() *cobra.Command {
 	var since string
@@ -21,6 +27,11 @@ line is the event's data object. If events in between are no longer there, a gap
 		Example: "  scanonce tail --kind duplicate --kind rejected",
 		Args:    takes(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			for _, k := range kinds {
+				if !slices.Contains(eventKinds, k) {
+					return usage(fmt.Sprintf("cannot follow events of kind %q", k), "write one of "+strings.Join(eventKinds, ", "))
+				}
+			}
 			c, err := a.client()
 			if err != nil {
 				return err
