@@ -63,7 +63,7 @@ func (d *Decoder) digitalLink(s *Scan, from int, today Date) Refusal {
 	}
 	s.Kind = KindDigitalLink
 	key := uint16(noAI)
-	var quals [4]uint16
+	var quals [4]uint16 // one more than any key has
 	n := 0
 	for at := root; at < p.pathEnd; {
 		ai, value, next := pair(u, at, p.pathEnd)
@@ -73,8 +73,6 @@ func (d *Decoder) digitalLink(s *Scan, from int, today Date) Refusal {
 			return refuse(BadURI, detailURI)
 		case key == noAI:
 			key = i
-		case n == len(quals):
-			return refuse(BadURI, detailURI)
 		default:
 			quals[n] = i
 			n++

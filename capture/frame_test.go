@@ -82,7 +82,7 @@ func TestCarriers(t *testing.T) {
 		"]E00307811506104|]e03710":                IllegalPair,
 		"]I12031234567890020312345678900":         Concatenated,
 		"307811506104312345678906":                Concatenated,
-		"03078115061040312345678906":              "", // the halves are no valid pair
+		"03078115061050312345678909":              "", // the halves are no valid pair
 		"307811506104\r\n300937214106":            Concatenated,
 		"ABC\nDEF":                                ControlChar,
 		"ABC]E00307811506104":                     Concatenated,
