@@ -518,3 +518,40 @@ func TestSerialPortCloseEndsReadAndWrite(t *testing.T) {
 		}
 	}
 }
+
+func TestOpenHints(t *testing.T) {
+	for err, want := range map[error]string{
+		unix.EACCES: "dialout", unix.EPERM: "dialout", unix.EBUSY: "another program", unix.ENXIO: "", unix.EIO: "",
+	} {
+		if got := openHint(fmt.Errorf("cannot open: %w", err)); !strings.Contains(got, want) || (want == "") != (got == "") {
+			t.Errorf("%v: hint %q, want one with %q", err, got, want)
+		}
+	}
+}
+
+// A port whose node is there but whose device is not is no reason to say that it is absent.
+func TestSerialOpenerErrors(t *testing.T) {
+	dir := t.TempDir()
+	o := &serialOpener{path: dir + "/none", baud: DefaultBaud}
+	if _, err := o.Open(); o.Attached() || !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("nothing there: attached %v, %v", o.Attached(), err)
+	}
+	must(t, os.Symlink("nowhere", dir+"/dangling"))
+	o.path = dir + "/dangling"
+	if _, err := o.Open(); o.Attached() || !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("dangling link: attached %v, %v", o.Attached(), err)
+	}
+	o.path = dir
+	if _, err := o.Open(); !o.Attached() || err == nil || errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a folder: attached %v, %v", o.Attached(), err)
+	}
+	before, _ := descriptors(t, "")
+	must(t, os.WriteFile(dir+"/file", nil, 0o600))
+	o.path = dir + "/file"
+	if _, err := o.Open(); err == nil || !strings.HasPrefix(err.Error(), "cannot set "+o.path+" to 9600 baud: ") {
+		t.Errorf("a file: %v", err)
+	}
+	if after, _ := descriptors(t, ""); after != before {
+		t.Errorf("%d descriptors after a failed opening, %d before", after, before)
+	}
+}

@@ -440,6 +440,26 @@ func TestHangingWrite(t *testing.T) {
 	})
 }
 
+// An answer that found no room is not waited for.
+func TestStopAfterLostAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := newFakeSource()
+		src.blocked = make(chan struct{})
+		b := newBench(t, SerialConfig{Framing: ACKNAK}, always(src))
+		for range 2 * answerQueue {
+			src.in <- []byte("a\r")
+			synctest.Wait()
+			f := <-b.frames
+			f.Reply.Reply(Accepted)
+		}
+		close(src.blocked)
+		synctest.Wait()
+		if d := b.stop(t); d != 0 {
+			t.Errorf("the stop took %v", d)
+		}
+	})
+}
+
 // An ACK that comes too late would be taken for that of the next message.
 func TestStaleAnswersAreDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

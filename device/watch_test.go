@@ -2,9 +2,11 @@ package device
 
 import (
 	"encoding/binary"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -62,11 +64,24 @@ func TestPathWatch(t *testing.T) {
 		must(t, step.do())
 		told(t, w, step.what)
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if len(w.names) > 4 {
-		t.Errorf("%d folders are watched", len(w.names))
+	w.arm()
+	// What it no longer needs is no longer watched.
+	if n := watches(t, w); n != 1 {
+		t.Errorf("%d folders are watched, want the last one", n)
 	}
+}
+
+// watches asks the kernel.
+func watches(t *testing.T, w *pathWatch) (n int) {
+	t.Helper()
+	c, err := w.file.SyscallConn()
+	must(t, err)
+	c.Control(func(fd uintptr) {
+		info, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd))
+		must(t, err)
+		n = strings.Count(string(info), "inotify wd:")
+	})
+	return n
 }
 
 func TestPathWatchFiltersNames(t *testing.T) {
