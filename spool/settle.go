@@ -132,12 +132,12 @@ func (s *Spool) Settle(w Work, verdicts []Verdict, lines []Line) error {
 	if st.segment == "" && len(verdicts) == 0 && len(st.lines) == 0 {
 		return nil
 	}
+	st.applied = func() { s.unsettled -= settled }
 	if err := s.state.apply(&st); err != nil {
 		return err
 	}
 	bytes := diskBytes(s.state.path)
 	s.mu.Lock()
-	s.unsettled -= settled
 	s.stateLen = bytes
 	finished := w.closes && st.cursor.Record >= w.seg.last && st.cursor.Note >= w.seg.notes
 	s.mu.Unlock()

@@ -1,6 +1,7 @@
 package spool
 
 import (
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -46,13 +47,24 @@ type rig struct {
 
 func newRig(t testing.TB, set ...func(*Options)) *rig {
 	t.Helper()
-	r := rigIn(t, t.TempDir(), set...)
+	r := rigIn(t, fastDir(t), set...)
 	t.Cleanup(func() {
 		if err := r.spool.Close(true); err != nil {
 			t.Error(err)
 		}
 	})
 	return r
+}
+
+// fastDir is a temporary folder in memory, if the machine has one: no test here cuts the power.
+func fastDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "spool-test-")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
 }
 
 func rigIn(t tb, dir string, set ...func(*Options)) *rig {

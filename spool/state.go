@@ -295,6 +295,7 @@ type settlement struct {
 	lines      []Line
 	counters   counters
 	forget     []string // segments that are gone
+	applied    func()   // what else changes in memory with it; called with the lock held, or nil
 }
 
 func (st *state) apply(s *settlement) error {
@@ -377,6 +378,9 @@ func (st *state) apply(s *settlement) error {
 		st.settled, st.last = number, s.verdicts
 	}
 	st.counters = s.counters
+	if s.applied != nil {
+		s.applied()
+	}
 	return nil
 }
 
