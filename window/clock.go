@@ -109,8 +109,9 @@ type ClockOptions struct {
 }
 
 const (
-	kernelCheckEvery = time.Minute // an adjtimex call, only when somebody asks for the time
-	slewShare        = 10          // a backward correction takes at most 1/10 of the time that passes
+	kernelCheckEvery = time.Minute      // an adjtimex call, only when somebody asks for the time
+	referenceAge     = 15 * time.Minute // a reference fed through Correct is worth no more than this
+	slewShare        = 10               // a backward correction takes at most 1/10 of the time that passes
 	leastCorrection  = 2 * time.Millisecond
 )
 
@@ -127,7 +128,7 @@ type Clock struct {
 	high      int64         // highest t ever given, ns
 	suspect   UTC
 	quality   Quality
-	lastCheck time.Duration
+	lastCheck time.Duration // of the reference
 	checked   bool
 	steps     []Step
 	stats     ClockStats
@@ -149,8 +150,8 @@ func NewClock(o OS, last Mark, opts ClockOptions) *Clock {
 	high := opts.HighWater
 	start := wall
 	switch {
-	case synced && !opts.NoKernelReference:
-		c.quality = Synced
+	case synced: // proof enough to begin with, whatever reference follows
+		c.quality, c.lastCheck = Synced, c.boot
 	case sameBoot:
 		start = int64(last.T)*1e6 + int64(c.boot-last.Boot)
 		if last.Quality == Synced || last.Quality == Holdover {
@@ -185,6 +186,9 @@ func (c *Clock) Now() Reading {
 			c.quality = Holdover
 		}
 	}
+	if c.opts.NoKernelReference && c.quality == Synced && c.boot-c.lastCheck > referenceAge {
+		c.quality = Holdover
+	}
 	c.high = max(c.high, c.t)
 	return Reading{T: floorMilli(c.t), Boot: c.boot, Quality: c.quality, suspect: c.suspect}
 }
@@ -199,7 +203,7 @@ func (c *Clock) Correct(reference UTC, e time.Duration) {
 	defer c.mu.Unlock()
 	c.advance()
 	c.correct(int64(reference)*1e6, e)
-	c.quality = Synced
+	c.quality, c.lastCheck = Synced, c.boot
 }
 
 func (c *Clock) correct(ref int64, e time.Duration) {

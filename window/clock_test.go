@@ -344,13 +344,6 @@ func TestSyncedKernelIsBelievedAtStart(t *testing.T) {
 			t.Errorf("%s: quality %s, suspect %v", id, r.Quality, r.Suspect(threeSeconds))
 		}
 	}
-	// Where a better reference exists, the kernel's word is not taken.
-	o := &fakeOS{wall: time.Unix(0, 0), synced: true, id: "boot-2"}
-	r := window.NewClock(o, m, window.ClockOptions{NoKernelReference: true}).Now()
-	expectT(t, "no kernel reference", r, noon.Add(10*time.Second))
-	if r.Quality != window.Unsynced || !r.Suspect(threeSeconds) {
-		t.Errorf("no kernel reference: %+v", r)
-	}
 }
 
 func TestHighWater(t *testing.T) {
