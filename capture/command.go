@@ -71,7 +71,7 @@ func parseCommand(text string) (Command, Refusal) {
 	}
 	if rest, ok := strings.CutPrefix(text, commandQuantity); ok {
 		n, ok := number([]byte(rest))
-		if !ok || n < 1 || n > MaxQuantity || rest[0] == '0' {
+		if !ok || n > MaxQuantity || rest[0] == '0' {
 			return Command{}, refuse(BadValue, detailQuantity)
 		}
 		return Command{Verb: CommandQuantity, Quantity: n}, Refusal{}

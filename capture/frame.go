@@ -25,7 +25,7 @@ func (p *Profile) Validate() error {
 	switch {
 	case !p.substituteOK():
 		return fmt.Errorf("cannot use gs_substitute %q: take one character that no value may hold, for example | ~ ^ or #", p.GSSubstitute)
-	case p.GunDigits < 0 || p.GunDigits > 8:
+	case p.GunDigits < 0 || p.GunDigits > maxGunDigits:
 		return fmt.Errorf("cannot use gun_digits %d: write 0 to 8", p.GunDigits)
 	case p.BareDigits != "" && p.BareDigits != "ndc11" && p.BareDigits != "ean8":
 		return fmt.Errorf("cannot use bare_digits %q: write ndc11, ean8 or nothing", p.BareDigits)
@@ -50,6 +50,8 @@ func (p *Profile) substituteOK() bool {
 	}
 	return classes[p.GSSubstitute]&set82 == 0
 }
+
+const maxGunDigits = 8
 
 const (
 	stx = 0x02
@@ -205,7 +207,7 @@ func merged(digits []byte) bool {
 			continue
 		}
 		for n := 12; n <= 14 && i+n <= len(digits); n++ {
-			if d := digits[i : i+n]; validMod10(d) && !allZero(d) {
+			if d := digits[i : i+n]; validMod10(d) {
 				reached[i+n] = true
 			}
 		}

@@ -127,7 +127,7 @@ func TestGuns(t *testing.T) {
 	if r := d.Decode(&s, []byte("02]E00300937214107"), p, vectorDay); r.Kind != CheckDigit || s.Gun != "02" || s.Symbology != "]E0" {
 		t.Errorf("gun %q of a refused scan, %q, %v", s.Gun, s.Symbology, r)
 	}
-	for in, want := range map[string]ErrorKind{"]E00300937214106": BadConfig, "0": BadConfig, "02": Empty, "ANSI 636000090002DL": IDDocument, "02@\n\x1e\rANSI 636000090002DL": IDDocument} {
+	for in, want := range map[string]ErrorKind{"]E00300937214106": BadConfig, "0": BadConfig, "02": Empty, "\x16M\rPAPHHF.": ProgrammingCode, "ANSI 636000090002DL": IDDocument, "02@\n\x1e\rANSI 636000090002DL": IDDocument} {
 		if r := d.Decode(&s, []byte(in), p, vectorDay); r.Kind != want {
 			t.Errorf("%q: %v", in, r)
 		}
@@ -255,6 +255,16 @@ func TestBurstEnds(t *testing.T) {
 	if n > 41 {
 		t.Errorf("a burst took %d frames of 100 bytes", n)
 	}
+	// A gun address may stand in front.
+	for _, in := range []string{"02ANSI 636000090002DL", "02]L2@", "02@\n\x1e"} {
+		var guns Burst
+		if !guns.Absorb([]byte(in), time.Minute) || !guns.Absorb([]byte("DCSSAMPLE"), time.Minute) {
+			t.Errorf("%q passed", in)
+		}
+		if guns.Absorb([]byte("02]E00300937214106"), time.Minute+time.Millisecond) {
+			t.Errorf("a drug carrier's frame behind %q was swallowed", in)
+		}
+	}
 	// A header starts a new burst at any time.
 	if !b.Absorb([]byte("@"), time.Hour) || !b.Absorb([]byte("\x1e"), time.Hour) {
 		t.Error("a split header passed")
@@ -332,6 +342,7 @@ func TestRx(t *testing.T) {
 		{"unchecked ITF label", "]I012345678901234", []RxProfile{digits}, KindRxLabel, ""},
 		{"GS1 decides", "]C10100312345678906", []RxProfile{digits}, KindGS1, ""},
 		{"Codabar", "]F0R0000042000001", []RxProfile{label}, KindRxLabel, ""},
+		{"Code 93", "]G0R0000042000001", []RxProfile{label}, KindRxLabel, ""},
 		{"11 digits", "12345678901", []RxProfile{digits}, KindRxLabel, ""},
 		{"11 digits in Code 128", "]C012345678901", []RxProfile{digits}, KindRxLabel, ""},
 		{"hyphens of an NDC", "12345-678-90", []RxProfile{{"h", `(?P<rx>\d+)-\d+-\d+`}}, 0, Ambiguous},

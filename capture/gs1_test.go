@@ -203,6 +203,7 @@ func TestGS1Traps(t *testing.T) {
 		{"currency", "]d2802012\x1d39120001", []ErrorKind{BadValue}},
 		{"piece 3 of 2", "]d28006003123456789060302", []ErrorKind{BadValue}},
 		{"swallowed second scan", "]d2" + item + "10L" + item + "10L", []ErrorKind{Concatenated}},
+		{"swallowed second scan, too long", "]d2" + item + "10LOT42" + item + "10LOT42", []ErrorKind{Concatenated}},
 		{"swallowed second scan of 19", "01003123456789061701010110L" + item + "10", []ErrorKind{Concatenated, UnknownAI}},
 		{"AIM identifier within", "]C1" + item + "10A]d221B", []ErrorKind{Concatenated}},
 		{"only GS", "]d2\x1d\x1d", []ErrorKind{Empty}},
@@ -241,16 +242,17 @@ func TestSplitOnlyBySeparator(t *testing.T) {
 		t.Error("flagged although a GS was sent")
 	}
 	for in, want := range map[string]bool{
-		"010031234567890610LOT4221SN1":       true,
-		"010031234567890610A17271231":        true,
-		"010031234567890610A172712":          false,
-		"010031234567890610A3012":            true,
-		"010031234567890610A30X":             false,
-		"010031234567890610A0100312345":      true, // "10" hides in it
-		"010031234567890610LOT":              false,
-		"01003123456789061721" + "12" + "31": false, // ends with a predefined length
-		"]d2010031234567890610LOT4221SN1":    false,
-		"10LOT4221SN1\x1d0100312345678906":   false,
+		"010031234567890610LOT4221SN1":        true,
+		"010031234567890610A17271231":         true,
+		"010031234567890610A172712":           false,
+		"010031234567890610A3012":             true,
+		"010031234567890610A30X":              false,
+		"010031234567890610A0100312345":       true, // "10" hides in it
+		"010031234567890610LOT":               false,
+		"01003123456789061721" + "12" + "31":  false, // ends with a predefined length
+		"010031234567890610A\x1d21LOT4221SN1": false,
+		"]d2010031234567890610LOT4221SN1":     false,
+		"10LOT4221SN1\x1d0100312345678906":    false,
 	} {
 		if s := accepted(t, in); s.Flags.Has(FlagMissingSeparator) != want {
 			t.Errorf("%q: flagged %v", in, !want)

@@ -57,10 +57,10 @@ type Burst struct {
 // with nothing of it logged or kept. at is the boottime of the frame's last byte.
 func (b *Burst) Absorb(data []byte, at time.Duration) (drop bool) {
 	body := strip(data)
-	text, drug := body, false
-	if len(body) >= 3 && body[0] == ']' {
-		text = body[3:]
-		drug = carrierOf(body[1], body[2]) != carrierUnknown
+	text, drug := body[leadingDigits(body, maxGunDigits):], false // a gun address may stand in front
+	if len(text) >= 3 && text[0] == ']' {
+		drug = carrierOf(text[1], text[2]) != carrierUnknown
+		text = text[3:]
 	}
 	marked, rest := headerStart(text)
 	if len(text) > 0 && isIDDocument(text) || marked && len(rest) == 0 {
