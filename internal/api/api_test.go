@@ -16,6 +16,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -147,7 +148,10 @@ func (f *fake) SpoolExport(_ context.Context, w io.Writer) error {
 	if err := f.called("export"); err != nil {
 		return err
 	}
-	_, err := io.WriteString(w, "{\"n\":1}\n")
+	_, err := io.WriteString(w, strings.Repeat("{\"n\":1}\n", 1+f.breakAt))
+	if f.breakAt > 0 {
+		return errors.New("cannot read a page")
+	}
 	return err
 }
 
@@ -464,9 +468,13 @@ func TestClient(t *testing.T) {
 		t.Fatal(err)
 	}
 	// A long answer that breaks off is not taken for the whole.
-	r.fake.rows, r.fake.breakAt = 10000, 5000
+	r.fake.rows, r.fake.breakAt = 20000, 10000
 	if err := c.Spool(ctx, 0, func(SpoolEntry) error { return nil }); err == nil {
 		t.Fatal("half an answer was taken for the whole")
+	}
+	r.fake.breakAt = 10000
+	if err := c.SpoolExport(ctx, io.Discard); err == nil {
+		t.Fatal("half an export was taken for the whole")
 	}
 	if err := r.stop(); err != nil {
 		t.Fatal(err)
@@ -938,14 +946,14 @@ func TestEventStream(t *testing.T) {
 func TestHeartbeat(t *testing.T) {
 	r := newRig(t, func(_ *Config, s *Server) {
 		if s != nil {
-			if s.heartbeat != 15*time.Second {
-				t.Error(s.heartbeat)
+			if s.limits.heartbeat != 15*time.Second {
+				t.Error(s.limits.heartbeat)
 			}
-			s.heartbeat = time.Millisecond
+			s.limits = limits{readHeader: 100 * time.Millisecond, read: 100 * time.Millisecond, write: 100 * time.Millisecond, heartbeat: 10 * time.Millisecond}
 		}
 	})
 	_, br := r.sse("/v1/events", "")
-	for range 5 {
+	for range 50 { // far longer than an answer and a request may take
 		if b := r.block(br); b != ":\n" {
 			t.Fatalf("%q", b)
 		}
@@ -1055,11 +1063,54 @@ func TestSlowReader(t *testing.T) {
 	}
 }
 
-func TestSlowHeaders(t *testing.T) {
-	// The limits themselves, as a connection that idles for them would take seconds.
-	if readHeaderTimeout <= 0 || readTimeout <= 0 || writeTimeout <= 0 || idleTimeout <= 0 || maxHeader > 64<<10 {
-		t.Fatal("a limit is missing")
+// TestStalledReader ends the stream of a client that takes nothing any more.
+func TestStalledReader(t *testing.T) {
+	r := newRig(t, func(_ *Config, s *Server) {
+		if s != nil {
+			s.limits.write = 50 * time.Millisecond
+		}
+	})
+	_, br := r.sse("/v1/events", "")
+	r.block(br)
+	pad := strings.Repeat("x", 100000)
+	for range 100 {
+		if err := r.log.Append(events.Entry{Kind: "a", At: testInstant, Body: map[string]any{"pad": pad}}); err != nil {
+			t.Fatal(err)
+		}
 	}
+	for r.server.Stats().Streams > 0 {
+		runtime.Gosched()
+	}
+	if _, err := io.Copy(io.Discard, br); err == nil {
+		t.Fatal("a stream that was broken off looks like one that ended")
+	}
+}
+
+func TestSlowHeaders(t *testing.T) {
+	for _, sent := range []string{"", "GET /healthz HTT", "GET /healthz HTTP/1.1\r\nHost: localhost\r\n", "PUT /v1/scanners/a/mode HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer " + testToken + "\r\nContent-Length: 9\r\n\r\n{"} {
+		r := newRig(t, func(_ *Config, s *Server) {
+			if s != nil {
+				if l := s.limits; l.readHeader <= 0 || l.read <= 0 || l.write <= 0 || l.idle <= 0 {
+					t.Errorf("a limit is missing: %+v", l)
+				}
+				s.limits.readHeader, s.limits.read = 20*time.Millisecond, 40*time.Millisecond
+			}
+		})
+		c, err := net.Dial("tcp", r.server.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if _, err := io.WriteString(c, sent); err != nil {
+			t.Fatal(err)
+		}
+		if b, err := io.ReadAll(c); err != nil || len(b) > 0 && !bytes.HasPrefix(b, []byte("HTTP/1.1 4")) {
+			t.Fatalf("%q: %q %v", sent, b, err)
+		}
+	}
+}
+
+func TestLimits(t *testing.T) {
 	r := newRig(t, nil)
 	resp, _ := r.raw(call{method: "GET", path: "/v1/status", header: map[string]string{"X-Long": strings.Repeat("x", 64<<10)}})
 	if resp.StatusCode != http.StatusRequestHeaderFieldsTooLarge {

@@ -74,17 +74,12 @@ func (s *Server) path(m methods) http.Handler {
 		}
 		r.Body = http.MaxBytesReader(w, r.Body, s.cfg.MaxBody)
 		if err := h(w, r); err != nil {
-			s.fail(w, r, err)
+			writeError(w, s.problem(r, err))
 		}
 	})
 }
 
-// fail answers an error of a handler that has written nothing yet.
-func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
-	e := s.problem(r, err)
-	writeError(w, e)
-}
-
+// problem is what to answer for an error; one that is not meant for users goes to the log.
 func (s *Server) problem(r *http.Request, err error) *Error {
 	var e *Error
 	var tooLarge *http.MaxBytesError
@@ -270,20 +265,22 @@ type rollingWriter struct {
 	w     http.ResponseWriter
 	rc    *http.ResponseController
 	wall  func() time.Time
+	limit time.Duration
 	wrote bool
 	err   error
 }
 
 func (s *Server) rolling(w http.ResponseWriter) *rollingWriter {
-	rw := &rollingWriter{w: w, rc: http.NewResponseController(w), wall: s.cfg.OS.Wall}
-	// The deadline for reading the request would end a long answer, too.
-	_ = rw.rc.SetReadDeadline(time.Time{})
-	return rw
+	return &rollingWriter{w: w, rc: http.NewResponseController(w), wall: s.cfg.OS.Wall, limit: s.limits.write}
+}
+
+func (w *rollingWriter) begin() {
+	w.wrote = true
+	_ = w.rc.SetWriteDeadline(w.wall().Add(w.limit))
 }
 
 func (w *rollingWriter) Write(b []byte) (int, error) {
-	w.wrote = true
-	_ = w.rc.SetWriteDeadline(w.wall().Add(writeTimeout))
+	w.begin()
 	n, err := w.w.Write(b)
 	if err != nil {
 		w.err = err
@@ -292,8 +289,7 @@ func (w *rollingWriter) Write(b []byte) (int, error) {
 }
 
 func (w *rollingWriter) flush() error {
-	w.wrote = true
-	_ = w.rc.SetWriteDeadline(w.wall().Add(writeTimeout))
+	w.begin()
 	return w.rc.Flush()
 }
 
@@ -341,7 +337,7 @@ func (s *Server) follow(w http.ResponseWriter, r *http.Request) error {
 	var beats sync.WaitGroup
 	defer beats.Wait()
 	defer cancel()
-	beats.Go(func() { out.beat(ctx, s.heartbeat, cancel) })
+	beats.Go(func() { out.beat(ctx, s.limits.heartbeat, cancel) })
 	err := s.events.Follow(ctx, last, kinds, func(e Event) error {
 		return out.write(func(b []byte) []byte { return appendEvent(b, e) })
 	})

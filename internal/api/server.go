@@ -46,13 +46,13 @@ type Server struct {
 	events  Events
 	log     *slog.Logger
 
-	handler   http.Handler
-	token     [sha256.Size]byte
-	page      page
-	once      answers
-	heartbeat time.Duration
-	ready     chan struct{}
-	addr      atomic.Pointer[string]
+	handler http.Handler
+	token   [sha256.Size]byte
+	page    page
+	once    answers
+	limits  limits
+	ready   chan struct{}
+	addr    atomic.Pointer[string]
 	// streams ends the event streams, which Shutdown would wait for.
 	streams    context.Context
 	endStreams context.CancelFunc
@@ -63,22 +63,28 @@ type Server struct {
 }
 
 const (
-	readHeaderTimeout = 5 * time.Second
-	readTimeout       = 15 * time.Second
-	writeTimeout      = 30 * time.Second // for one write of a stream, too
-	idleTimeout       = 2 * time.Minute
-	maxHeader         = 16 << 10
-	maxConns          = 256 // a listener
-	drain             = 2 * time.Second
-	heartbeatEvery    = 15 * time.Second
+	maxHeader = 16 << 10
+	maxConns  = 256 // a listener
+	drain     = 2 * time.Second
 )
+
+// limits of time for a connection; fields for the tests' sake.
+type limits struct {
+	readHeader, read time.Duration
+	write            time.Duration // of an answer, or of one write of a stream
+	idle, heartbeat  time.Duration
+}
+
+func defaultLimits() limits {
+	return limits{readHeader: 5 * time.Second, read: 15 * time.Second, write: 30 * time.Second, idle: 2 * time.Minute, heartbeat: 15 * time.Second}
+}
 
 // New builds the server; metrics may be nil. Nothing is opened before Run.
 func New(cfg Config, backend Backend, events Events, metrics http.Handler, log *slog.Logger) *Server {
 	if cfg.MaxBody <= 0 {
 		cfg.MaxBody = 64 << 10
 	}
-	s := &Server{cfg: cfg, backend: backend, events: events, log: log, heartbeat: heartbeatEvery,
+	s := &Server{cfg: cfg, backend: backend, events: events, log: log, limits: defaultLimits(),
 		ready: make(chan struct{}), token: sha256.Sum256([]byte(cfg.Token)), page: newPage()}
 	s.group.Store(-1)
 	s.streams, s.endStreams = context.WithCancel(context.Background())
@@ -145,8 +151,8 @@ func (s *Server) Run(ctx context.Context) error {
 	base, stopRequests := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopRequests()
 	srv := &http.Server{
-		Handler: s.handler, ReadHeaderTimeout: readHeaderTimeout, ReadTimeout: readTimeout,
-		WriteTimeout: writeTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
+		Handler: s.handler, ReadHeaderTimeout: s.limits.readHeader, ReadTimeout: s.limits.read,
+		WriteTimeout: s.limits.write, IdleTimeout: s.limits.idle, MaxHeaderBytes: maxHeader,
 		ErrorLog:    slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 		BaseContext: func(net.Listener) context.Context { return base },
 		ConnContext: connContext,

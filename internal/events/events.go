@@ -224,7 +224,7 @@ func (l *Log) Append(entries ...Entry) error {
 	}
 	_, werr := l.write(file.f, b, end-file.shift)
 	if werr != nil {
-		// The next write starts at the same place; what is left of this one must not be found after a crash.
+		// The next write starts at the same place, and may be shorter.
 		_ = file.f.Truncate(end - file.shift)
 	}
 
