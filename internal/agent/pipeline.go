@@ -47,6 +47,7 @@ type pipeline struct {
 	todayAt window.UTC // first instant of today
 	out     []outcome
 	saved   map[string]userState // of scanners, as it was before the batch
+	tight   bool                 // the spool was over its warning mark at the last turn
 
 	mu       sync.Mutex
 	scanners map[string]*scanner // by full id, gun address included
@@ -732,10 +733,18 @@ func withRecord(c spool.Candidate, r *spool.Record) spool.Candidate {
 	return c
 }
 
-// untilExpiry is the time until a mode or quantity runs out; a day if none is set.
+// tightTurn is how often the pipeline turns while the spool is over its warning mark.
+const tightTurn = time.Second
+
+// untilExpiry is the time until a mode or quantity runs out; a day if none is set. While the spool is tight
+// it is short: a settled segment makes room only once its acceptances are old enough, and no scan comes to
+// turn the pipeline when scans are refused.
 func (p *pipeline) untilExpiry() time.Duration {
 	now := p.a.clock.Boot()
 	until := 24 * time.Hour
+	if p.tight {
+		until = tightTurn
+	}
 	for _, s := range p.scanners {
 		if t, set := s.session.NextExpiry(now); set {
 			until = min(until, max(0, t-now))
@@ -762,6 +771,9 @@ func (p *pipeline) expire() {
 
 // upkeep does what may wait until the scanners have their answers.
 func (p *pipeline) upkeep() {
+	if p.tight = p.a.spool.Stats().Fill() >= p.cfg.Spool.WarnAt; p.tight {
+		p.a.spool.Prune()
+	}
 	if err := p.a.spool.Maintain(); err != nil {
 		p.a.log.Warn("cannot maintain the spool", "error", err)
 	}
