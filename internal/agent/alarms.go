@@ -12,17 +12,20 @@ import (
 
 // Alarm codes.
 const (
-	alarmSpoolFill   = "spool_fill"
-	alarmSpoolFull   = "spool_full"
-	alarmDiskFull    = "disk_full"
-	alarmFsync       = "fsync_failed"
-	alarmOffline     = "offline"
-	alarmQuarantined = "quarantine"
-	alarmClock       = "clock_step"
-	alarmNDC         = "ndc_directory"
-	alarmEvents      = "event_log"
-	alarmAPI         = "local_interface"
-	alarmDevice      = "device_absent" // with ":" and the scanner's id as the key
+	alarmSpoolFill    = "spool_fill"
+	alarmSpoolFull    = "spool_full"
+	alarmDiskFull     = "disk_full"
+	alarmFsync        = "fsync_failed"
+	alarmOffline      = "offline"
+	alarmClaims       = "store_unreachable" // of the claims: the ledger decides alone
+	alarmClaimsConfig = "claims_config"
+	alarmLedgerConfig = "ledger_config"
+	alarmQuarantined  = "quarantine"
+	alarmClock        = "clock_step"
+	alarmNDC          = "ndc_directory"
+	alarmEvents       = "event_log"
+	alarmAPI          = "local_interface"
+	alarmDevice       = "device_absent" // with ":" and the scanner's id as the key
 )
 
 // alarms holds the states that need somebody to know.

@@ -85,6 +85,7 @@ type agent struct {
 	server  *localAPI
 
 	eventsDown atomic.Bool
+	linkTold   forward.Link // owned by the forwarder's goroutine
 }
 
 // Run runs the agent until ctx ends. It returns nil, or an *ExitError.

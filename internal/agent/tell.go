@@ -319,14 +319,42 @@ func (a *agent) Settled(number uint64, records []forward.Settled) {
 func (a *agent) LinkChanged(l forward.Link, cause error) {
 	st := a.spool.Stats()
 	now := a.clock.Now().T
-	a.tell(events.Entry{Kind: "online", At: now, Body: onlineBody{l, st.Pending, age(now, st.Oldest)}})
+	if l != a.linkTold {
+		a.linkTold = l
+		a.tell(events.Entry{Kind: "online", At: now, Body: onlineBody{l, st.Pending, age(now, st.Oldest)}})
+	}
 	if l == forward.Offline {
 		a.log.Warn("offline: scans are kept and sent later", "error", cause)
+		if hint, ok := configHint(cause); ok {
+			a.alarms.clear(alarmOffline)
+			a.alarms.set(alarmLedgerConfig, cause.Error(), hint+"; scans are kept meanwhile")
+			return
+		}
+		a.alarms.clear(alarmLedgerConfig)
 		a.alarms.set(alarmOffline, cause.Error(), "nothing is lost: scans are kept and sent when the ledger answers again")
 		return
 	}
 	a.log.Info("link", "state", l, "backlog", st.Pending)
 	a.alarms.clear(alarmOffline)
+	a.alarms.clear(alarmLedgerConfig)
+}
+
+// ClaimsChanged tells that the claim authority is away, or back; see forward.Listener.
+func (a *agent) ClaimsChanged(cause error) {
+	if cause == nil {
+		a.log.Info("claims are made again")
+		a.alarms.clear(alarmClaims)
+		a.alarms.clear(alarmClaimsConfig)
+		return
+	}
+	a.log.Warn("claims cannot be made; the ledger decides alone", "error", cause)
+	if hint, ok := configHint(cause); ok {
+		a.alarms.clear(alarmClaims)
+		a.alarms.set(alarmClaimsConfig, cause.Error(), hint)
+		return
+	}
+	a.alarms.clear(alarmClaimsConfig)
+	a.alarms.set(alarmClaims, cause.Error(), "nothing is lost: the ledger's unique keys decide until it answers again")
 }
 
 // Quarantined tells of records that the ledger can never take; see forward.Listener.

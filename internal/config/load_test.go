@@ -136,9 +136,13 @@ var wrongFiles = []struct {
 	{"no batch", minimal + "[forward]\nbatch = 0\nbackoff_min = \"10s\"\n", []string{"4 forward.batch: 0 is out of range", "5 forward.backoff_min: more than forward.backoff_max | at most \"5s\""}},
 	{"endless duration", minimal + "[counter]\nmode_idle = \"100000h\"\n", []string{"4 counter.mode_idle: out of range | \"24h\""}},
 
-	{"backends of later builds", minimal + "[claim]\nbackend = \"redis\"\n[ledger]\nbackend = \"postgres\"\n[claimstate]\nbackend = \"split\"\n[pa]\nbackend = \"postgres\"\n", []string{
-		"4 claim.backend: this build has no \"redis\" | backend = \"embedded\"", "6 ledger.backend: this build has no \"postgres\" | backend = \"embedded\"",
-		"8 claimstate.backend: this build has no \"split\"", "10 pa.backend: this build has no \"postgres\""}},
+	{"backends of later builds", minimal + "[claimstate]\nbackend = \"split\"\n[pa]\nbackend = \"postgres\"\n", []string{
+		"4 claimstate.backend: this build has no \"split\" | backend = \"embedded\"", "6 pa.backend: this build has no \"postgres\""}},
+	{"stores without a place", minimal + "[claim]\nbackend = \"redis\"\n[ledger]\nbackend = \"postgres\"\n", []string{
+		"4 claim.backend: needs redis.addrs | addrs = [", "6 ledger.backend: needs postgres.dsn | dsn = \""}},
+	{"plaintext beyond loopback", minimal + "[redis]\naddrs = [\"redis.example:6379\"]\n[claim]\nbackend = \"redis\"\n", []string{"4 redis.addrs: in plaintext | tls = true"}},
+	{"plaintext on purpose", minimal + "[redis]\naddrs = [\"10.0.0.1:6379\"]\ntls = false\n[claim]\nbackend = \"redis\"\n", []string{"5 redis.tls: to \"10.0.0.1\" in plaintext"}},
+	{"two single servers", minimal + "[redis]\naddrs = [\"localhost:1\", \"[::1]:2\"]\n[claim]\nbackend = \"redis\"\n", []string{"4 redis.addrs: takes one address | cluster"}},
 	{"transports of later builds", minimal + "[[scanner]]\nid = \"A\"\ntransport = \"hid-pos\"\nusb = \"0c2e:0b61\"\n", []string{"5 scanner.A.transport: this build has no \"hid-pos\" | transport = \"serial\""}},
 	{"backend misspelt", minimal + "[ledger]\nbackend = \"postgre\"\n", []string{"4 ledger.backend: none of its values | did you mean \"postgres\"?"}},
 
@@ -392,7 +396,7 @@ func TestEnvironmentAndSetProblems(t *testing.T) {
 		{env: "SCANONCE_SPOOL_WARN_AT=80%", want: "cannot use environment SCANONCE_SPOOL_WARN_AT: spool.warn_at: \"80%\" does not fit", hint: "a number"},
 		{env: "SCANONCE_SPOOL_WARN_AT=7", want: "cannot use environment SCANONCE_SPOOL_WARN_AT: spool.warn_at: 7 is out of range", hint: "0 to 1"},
 		{env: "SCANONCE_REDIS_TLS=", want: "cannot use environment SCANONCE_REDIS_TLS: redis.tls: \"\" does not fit", hint: "true or false"},
-		{env: "SCANONCE_LEDGER_BACKEND=postgres", want: "cannot use environment SCANONCE_LEDGER_BACKEND: ledger.backend: this build has no", hint: "embedded"},
+		{env: "SCANONCE_PA_BACKEND=postgres", want: "cannot use environment SCANONCE_PA_BACKEND: pa.backend: this build has no", hint: "embedded"},
 		{set: "spool.max_records", want: "cannot use --set spool.max_records: it has no value", hint: "section.key=value"},
 		{set: "spool.max_rekords=1", want: "cannot use --set spool.max_rekords: spool.max_rekords: there is no such key", hint: "did you mean spool.max_records?"},
 		{set: "spool.max_records=0", want: "cannot use --set spool.max_records: spool.max_records: 0 is out of range", hint: "from 1"},

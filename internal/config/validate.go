@@ -20,8 +20,8 @@ import (
 // knows more.
 func takes() map[string][]string {
 	return map[string][]string{
-		"claim.backend":      {"embedded"},
-		"ledger.backend":     {"embedded"},
+		"claim.backend":      {"embedded", "redis"},
+		"ledger.backend":     {"embedded", "postgres"},
 		"claimstate.backend": {"embedded"},
 		"pa.backend":         {"embedded"},
 		"scanner.transport":  {"serial"},
@@ -248,9 +248,18 @@ func (k *checker) stores() {
 
 	r := &c.Redis
 	for _, a := range r.Addrs {
-		if host, port, err := net.SplitHostPort(a); err != nil || host == "" || !portOK(port, 1) {
+		host, port, err := net.SplitHostPort(a)
+		if err != nil || host == "" || !portOK(port, 1) {
 			k.add("redis.addrs", asText(a)+" is not host:port", "write for example [\"127.0.0.1:6379\"]")
+		} else if ip := net.ParseIP(host); c.Claim.Backend == "redis" && !r.TLS && host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+			k.add(k.set("redis.tls", "redis.addrs"), "claims and the password would go to "+asText(host)+" in plaintext", "write tls = true under [redis]")
 		}
+	}
+	if c.Claim.Backend == "redis" && len(r.Addrs) == 0 {
+		k.add(k.set("redis.addrs", "claim.backend"), "backend = \"redis\" needs redis.addrs", "write addrs = [\"host:6379\"] under [redis]")
+	}
+	if c.Claim.Backend == "redis" && r.Mode == "single" && len(r.Addrs) > 1 {
+		k.add("redis.addrs", "mode = \"single\" takes one address", "name one, or write mode = \"cluster\" or \"sentinel\"")
 	}
 	if r.Mode == "sentinel" && r.MasterName == "" {
 		k.add(k.set("redis.master_name", "redis.mode"), "mode = \"sentinel\" needs master_name", "write master_name = \"…\", the name that the sentinels watch")
@@ -262,6 +271,9 @@ func (k *checker) stores() {
 		k.add(k.set("redis.cert_file", "redis.key_file"), "cert_file and key_file go together", "write both or none")
 	}
 
+	if c.Ledger.Backend == "postgres" && c.Postgres.DSN == "" {
+		k.add(k.set("postgres.dsn", "ledger.backend"), "backend = \"postgres\" needs postgres.dsn", "write dsn = \"postgres://scanonce@db.example:5432/scanonce?sslmode=verify-full\" under [postgres]")
+	}
 	// The string itself is never shown: a password may be in it.
 	if dsn := c.Postgres.DSN; dsn != "" {
 		secret := passwordRE.MatchString(dsn)

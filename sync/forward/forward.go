@@ -49,9 +49,24 @@ type Settled struct {
 type Listener interface {
 	// Settled tells of the final records of one settlement, in order, after it is durable.
 	Settled(number uint64, records []Settled)
+	// LinkChanged tells of a new link, and of another cause of the same outage.
 	LinkChanged(l Link, cause error)
+	// ClaimsChanged tells that the claim authority does not answer (cause), or does again (nil).
+	ClaimsChanged(cause error)
 	Quarantined(n int, detail string)
 }
+
+// pinger is an Authority that can be away. While it is, the ledger's unique keys decide alone.
+type pinger interface{ Ping(context.Context) error }
+
+// timekeeper is a Ledger with a clock: the reference of all its agents. It returns the ledger's UTC now and
+// the error of that.
+type timekeeper interface {
+	Clock(context.Context) (window.UTC, time.Duration, error)
+}
+
+// referenceEvery is how often the ledger's clock is asked, while something is sent at all.
+const referenceEvery = time.Minute
 
 // retryDeferred is how long a record waits, plus up to as much again, before the ledger's keys alone decide.
 const retryDeferred = 250 * time.Millisecond
@@ -67,20 +82,25 @@ type Forwarder struct {
 	ready     chan struct{}
 	readyOnce sync.Once
 
-	due     map[uint64]time.Duration // boottime at which an exception is tried again
-	loaded  bool
-	backoff time.Duration
+	due      map[uint64]time.Duration // boottime at which an exception is tried again
+	loaded   bool
+	backoff  time.Duration
+	compared time.Duration // boottime of the last look at the ledger's clock, 0 for never
 
-	mu    sync.Mutex
-	link  Link
-	cause error
-	stats Stats
+	claimsLost chan struct{}
+
+	mu          sync.Mutex
+	link        Link
+	cause       error
+	claimsCause error // why no claims are made; nil while they are
+	stats       Stats
 }
 
 // Stats is a snapshot of the forwarder's figures.
 type Stats struct {
 	Link                        Link
 	Cause                       error // of the last failure while Offline
+	ClaimsCause                 error // why claims are not made at present
 	Won, Held, Unknown, Batches uint64
 	AmbiguousWinners            uint64
 }
@@ -88,7 +108,7 @@ type Stats struct {
 // New makes a forwarder.
 func New(cfg Config, s *spool.Spool, a idem.Authority, l ledger.Ledger, clock *window.Clock, listener Listener) *Forwarder {
 	return &Forwarder{cfg: cfg, spool: s, authority: a, ledger: l, clock: clock, listener: listener,
-		ready: make(chan struct{}), due: map[uint64]time.Duration{}, link: Online}
+		ready: make(chan struct{}), due: map[uint64]time.Duration{}, link: Online, claimsLost: make(chan struct{}, 1)}
 }
 
 func (f *Forwarder) String() string { return "forwarder" }
@@ -101,7 +121,7 @@ func (f *Forwarder) Stats() Stats {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	s := f.stats
-	s.Link, s.Cause = f.link, f.cause
+	s.Link, s.Cause, s.ClaimsCause = f.link, f.cause, f.claimsCause
 	return s
 }
 
@@ -114,6 +134,13 @@ func (f *Forwarder) Online() bool {
 
 // Run drains until ctx ends. A store that fails is tried again with full jitter; what waits stays where it is.
 func (f *Forwarder) Run(ctx context.Context) error {
+	var probing sync.WaitGroup
+	defer probing.Wait()
+	if p, ok := f.authority.(pinger); ok {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		probing.Go(func() { f.probeClaims(ctx, p) })
+	}
 	for ctx.Err() == nil {
 		n, err := f.round(ctx)
 		f.readyOnce.Do(func() { close(f.ready) })
@@ -122,10 +149,12 @@ func (f *Forwarder) Run(ctx context.Context) error {
 		}
 		if err != nil {
 			f.setLink(Offline, err)
-			f.sleep(ctx, f.nextBackoff(), false)
+			f.backoff = f.grow(f.backoff)
+			f.sleep(ctx, jitter(f.backoff), false)
 			continue
 		}
 		f.backoff = 0
+		f.compareClocks(ctx)
 		if n > 0 {
 			if f.current() == Offline {
 				f.setLink(Reconciling, nil)
@@ -176,9 +205,69 @@ func (f *Forwarder) sleep(ctx context.Context, d time.Duration, wakes bool) {
 	}
 }
 
-func (f *Forwarder) nextBackoff() time.Duration {
-	f.backoff = min(max(2*f.backoff, f.cfg.BackoffMin), f.cfg.BackoffMax)
-	return time.Duration(rand.Int64N(int64(f.backoff) + 1))
+func (f *Forwarder) grow(d time.Duration) time.Duration {
+	return min(max(2*d, f.cfg.BackoffMin), f.cfg.BackoffMax)
+}
+
+// jitter is full: a fleet that lost its store together does not come back together, at the bound either.
+func jitter(d time.Duration) time.Duration { return time.Duration(rand.Int64N(int64(d) + 1)) }
+
+// probeClaims asks an authority that was away until it answers again. It has a goroutine of its own, so that
+// an authority that never answers delays no commit.
+func (f *Forwarder) probeClaims(ctx context.Context, p pinger) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-f.claimsLost:
+		}
+		for d := f.grow(0); ; d = f.grow(d) {
+			f.sleep(ctx, jitter(d), false)
+			if ctx.Err() != nil {
+				return
+			}
+			c, cancel := context.WithTimeout(ctx, f.cfg.Timeout)
+			err := p.Ping(c)
+			cancel()
+			f.setClaims(err)
+			if err == nil {
+				break
+			}
+		}
+	}
+}
+
+// setClaims notes whether claims can be made, and tells of changes.
+func (f *Forwarder) setClaims(cause error) {
+	f.mu.Lock()
+	changed := (f.claimsCause == nil) != (cause == nil) || cause != nil && f.claimsCause.Error() != cause.Error()
+	lost := f.claimsCause == nil && cause != nil
+	f.claimsCause = cause
+	f.mu.Unlock()
+	if lost {
+		select {
+		case f.claimsLost <- struct{}{}:
+		default:
+		}
+	}
+	if changed {
+		f.listener.ClaimsChanged(cause)
+	}
+}
+
+// compareClocks takes the ledger's clock for the reference of normalized time. Failing is no failure.
+func (f *Forwarder) compareClocks(ctx context.Context) {
+	k, ok := f.ledger.(timekeeper)
+	now := f.clock.Boot()
+	if !ok || f.compared != 0 && now-f.compared < referenceEvery {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, f.cfg.Timeout)
+	defer cancel()
+	if t, e, err := k.Clock(ctx); err == nil {
+		f.clock.Correct(t, e)
+		f.compared = now
+	}
 }
 
 func (f *Forwarder) current() Link {
@@ -189,7 +278,7 @@ func (f *Forwarder) current() Link {
 
 func (f *Forwarder) setLink(l Link, cause error) {
 	f.mu.Lock()
-	changed := f.link != l
+	changed := f.link != l || cause != nil && (f.cause == nil || f.cause.Error() != cause.Error())
 	f.link, f.cause = l, cause
 	f.mu.Unlock()
 	if changed {
@@ -297,6 +386,7 @@ func (f *Forwarder) decide(ctx context.Context, retried, fresh []spool.Record) (
 		rows = append(rows, f.row(r, ledger.ClaimBypassed))
 		reasons[r.Seq] = reasonOtherAgent
 	}
+	bypass := f.Stats().ClaimsCause != nil
 	var claims []idem.Claim
 	var claimed []*spool.Record
 	for i := range fresh {
@@ -306,6 +396,11 @@ func (f *Forwarder) decide(ctx context.Context, retried, fresh []spool.Record) (
 			continue
 		}
 		captures = append(captures, r)
+		if bypass {
+			rows = append(rows, f.row(r, ledger.ClaimBypassed))
+			reasons[r.Seq] = reasonOtherAgent
+			continue
+		}
 		claims = append(claims, idem.Claim{Keys: r.Keys, Event: r.Event})
 		claimed = append(claimed, r)
 	}
@@ -384,11 +479,15 @@ func (f *Forwarder) claim(ctx context.Context, claims []idem.Claim) []idem.Outco
 		return nil
 	}
 	out := f.authority.Claim(ctx, claims)
+	var failed error
 	f.mu.Lock()
-	defer f.mu.Unlock()
 	f.stats.Batches++
 	for _, o := range out {
-		o.Match(func() { f.stats.Won++ }, func(idem.EventID) { f.stats.Held++ }, func(error) { f.stats.Unknown++ })
+		o.Match(func() { f.stats.Won++ }, func(idem.EventID) { f.stats.Held++ }, func(err error) { f.stats.Unknown++; failed = err })
+	}
+	f.mu.Unlock()
+	if _, ok := f.authority.(pinger); ok && failed != nil && ctx.Err() == nil {
+		f.setClaims(failed)
 	}
 	return out
 }

@@ -28,7 +28,8 @@ type rig struct {
 	told   *listener
 	stop   func()
 
-	foreign int64 // rows of other agents
+	foreign   int64          // rows of other agents
+	authority idem.Authority // claims, or a wrapper of it
 }
 
 type faultyAuthority struct {
@@ -114,6 +115,7 @@ type listener struct {
 	settled     []forward.Settled
 	numbers     []uint64
 	links       []forward.Link
+	claims      []error
 	quarantined int
 }
 
@@ -129,6 +131,9 @@ func (l *listener) Settled(n uint64, s []forward.Settled) {
 }
 func (l *listener) LinkChanged(k forward.Link, _ error) {
 	l.note(func() { l.links = append(l.links, k) })
+}
+func (l *listener) ClaimsChanged(err error) {
+	l.note(func() { l.claims = append(l.claims, err) })
 }
 func (l *listener) Quarantined(n int, _ string) { l.note(func() { l.quarantined += n }) }
 
@@ -155,6 +160,7 @@ func newRig(t *testing.T) *rig {
 	}
 	r := &rig{t: t, dir: t.TempDir(), os: host}
 	r.claims = &faultyAuthority{Authority: idem.NewEmbedded(host.Boot, time.Minute)}
+	r.authority = r.claims
 	l, err := ledger.OpenEmbedded(filepath.Join(r.dir, "ledger.db"), func() window.UTC { return r.clock.Now().T })
 	if err != nil {
 		t.Fatal(err)
@@ -192,7 +198,7 @@ func (r *rig) start() *forward.Forwarder {
 	r.told = &listener{}
 	r.told.cond = sync.NewCond(&r.told.mu)
 	f := forward.New(forward.Config{Agent: "agent-1", Facility: "F", Batch: 100, BackoffMin: 5 * time.Millisecond, BackoffMax: 50 * time.Millisecond,
-		Timeout: 300 * time.Millisecond, TTL: time.Minute}, r.spool, r.claims, r.ledger, r.clock, r.told)
+		Timeout: 300 * time.Millisecond, TTL: time.Minute}, r.spool, r.authority, r.ledger, r.clock, r.told)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- f.Run(ctx) }()
@@ -361,6 +367,60 @@ func TestUnknownClaimChangesNothingButLatency(t *testing.T) {
 	r.start()
 	if v := r.final(1)[rec.Event]; v.State != spool.Committed {
 		t.Fatalf("%+v", v)
+	}
+}
+
+// awayAuthority can be asked whether it is there.
+type awayAuthority struct {
+	*faultyAuthority
+	ping func() error
+}
+
+func (a *awayAuthority) Ping(context.Context) error { return a.ping() }
+
+// An authority that is away costs one round; from then on the ledger decides alone, and the authority is used
+// again without a scan having to find out.
+func TestClaimsAway(t *testing.T) {
+	r := newRig(t)
+	var mu sync.Mutex
+	away := errors.New("no route")
+	r.claims.answer = func(idem.Claim) (idem.Outcome, bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		return idem.Unknown(away), away != nil
+	}
+	r.authority = &awayAuthority{r.claims, func() error { mu.Lock(); defer mu.Unlock(); return away }}
+	f := r.start()
+	first := r.scan("A")[0]
+	r.final(1)
+	r.told.until(t, "claims lost", func() bool { return len(r.told.claims) == 1 && r.told.claims[0] != nil })
+	asked := r.claims.asked
+	second := r.scan("B")[0]
+	begin := time.Now()
+	r.final(2)
+	if took := time.Since(begin); took > 200*time.Millisecond {
+		t.Errorf("a scan while the claims are away took %v", took)
+	}
+	if r.claims.asked != asked {
+		t.Error("an authority known to be away was asked")
+	}
+	lines := r.audit(2)
+	for _, rec := range []*spool.Record{first, second} {
+		if l := lines[rec.Event]; l.Reason != ledger.ClaimBypassed {
+			t.Errorf("reason %q", l.Reason)
+		}
+	}
+	mu.Lock()
+	away = nil
+	mu.Unlock()
+	r.told.until(t, "claims back", func() bool { return len(r.told.claims) == 2 && r.told.claims[1] == nil })
+	if f.Stats().ClaimsCause != nil {
+		t.Error("a cause is left")
+	}
+	third := r.scan("C")[0]
+	r.final(3)
+	if l := r.audit(3)[third.Event]; l.Reason != "" {
+		t.Errorf("reason %q after the return", l.Reason)
 	}
 }
 
