@@ -167,6 +167,7 @@ func FuzzAAMVA(f *testing.F) {
 		}
 	}
 	f.Add([]byte(licence))
+	f.Add([]byte(strings.Repeat("\t", 350)))
 	d := plainDecoder(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		decodeAny(t, d, data, nil)

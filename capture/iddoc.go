@@ -68,18 +68,18 @@ func (b *Burst) Absorb(data []byte, at time.Duration) (drop bool) {
 			b.began, b.bytes = at, 0
 		}
 		b.active, b.last = true, at
-		b.bytes += len(body)
+		b.bytes += len(data)
 		return true
 	}
 	if !b.active {
 		return false
 	}
-	quiet := at - b.last - time.Duration(len(body))*burstPerByte
-	if drug || quiet > burstSilence || at < b.last || at-b.began > burstTime || b.bytes+len(body) > burstBytes {
+	quiet := at - b.last - time.Duration(len(data))*burstPerByte
+	if drug || quiet > burstSilence || at < b.last || at-b.began > burstTime || b.bytes+len(data) > burstBytes {
 		*b = Burst{}
 		return false
 	}
 	b.last = at
-	b.bytes += len(body)
+	b.bytes += len(data)
 	return true
 }
