@@ -41,7 +41,9 @@ func outage(t testing.TB, s testenv.Setup) (h *testenv.Home, p *testenv.Process,
 }
 
 func alarm(code string, active bool) func(*testenv.Event) bool {
-	return func(e *testenv.Event) bool { return e.Kind == "alarm" && e.Code == code && e.Active != nil && *e.Active == active }
+	return func(e *testenv.Event) bool {
+		return e.Kind == "alarm" && e.Code == code && e.Active != nil && *e.Active == active
+	}
 }
 
 // Scenario 22: the spool fills up during an outage.
