@@ -29,7 +29,7 @@ run: build ## Run an agent in a temporary folder and simulate a counter; ONCE=1 
 
 .PHONY: lint
 lint: ## Check formatting and vet
-	@unformatted=$$(gofmt -l $$(git ls-files '*.go' 2>/dev/null || find . -name '*.go')); \
+	@unformatted=$$(gofmt -l .); \
 	if [ -n "$$unformatted" ]; then printf 'not formatted, run gofmt -w on:\n%s\n' "$$unformatted"; exit 1; fi
 	$(GO) vet ./...
 
@@ -38,15 +38,15 @@ test: lint ## Check, and run all tests with the race detector
 	$(GO) test -race -timeout $(TESTTIME) ./...
 
 .PHONY: bench
-bench: ## Measure the agent beside the baselines
-	$(GO) test -run '^$$' -bench . -benchtime 1x -timeout 30m -v ./internal/bench
+bench: build ## Measure the agent beside the baselines; BENCHFLAGS="-rounds 5 -rows F2,F3"
+	$(GO) run ./internal/bench -program $(BIN) $(BENCHFLAGS)
 
 .PHONY: fuzz
 fuzz: ## Fuzz each target for FUZZTIME (default 60s)
 	@grep -rl --include='*_test.go' '^func Fuzz' . | xargs -n 1 dirname | sort -u | while read -r dir; do \
 		for target in $$($(GO) test -list '^Fuzz' "$$dir" | grep '^Fuzz'); do \
 			echo "$$dir $$target"; \
-			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) "$$dir"; \
+			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) "$$dir" < /dev/null; \
 		done; \
 	done
 

@@ -140,6 +140,10 @@ func (a *fakeAgent) frame(data string) {
 		a.st.Counts.Suppressed++
 		scan["key"], scan["duplicate_of"], scan["reason"], scan["first_captured_at"] = last.key, last.id, "bounce", last.at
 		a.emit("duplicate", scan)
+	case "stranger":
+		a.st.Counts.Suppressed++
+		scan["key"], scan["duplicate_of"] = "scan:idem:ee", last.id
+		a.emit("duplicate", scan)
 	case "accepted", "late":
 		a.lastly[data] = accepted{id, key, at}
 		scan["key"] = key
@@ -344,12 +348,14 @@ func TestRunTellsWhatDiffers(t *testing.T) {
 		want   string
 	}{
 		"a bounce becomes a row":         {answer: nth(2, "accepted"), want: "scan 02: it is committed, not the duplicate of scan 01"},
+		"a duplicate of another key":     {answer: nth(2, "stranger"), want: "scan 02: it names the key scan:idem:ee, and scan 01 has"},
 		"a movement becomes a duplicate": {answer: nth(3, "duplicate"), want: "scan 03: it is a movement of its own"},
 		"a movement is refused":          {answer: nth(3, "rejected"), want: "scan 03: it is rejected, not committed: The check digit"},
 		"not accepted":                   {answer: nth(3, "not_accepted"), want: "scan 03: outcome not_accepted"},
 		"no answer":                      {answer: nth(3, "silent"), want: "scan 03: outcome none"},
 		"never committed":                {answer: nth(3, "uncommitted"), want: "scan 03: outcome accepted"},
 		"frames do not balance":          {answer: nth(0, ""), spoil: func(a *fakeAgent) { a.st.Frames.Frames++ }, want: "cannot balance the frames"},
+		"a frame stays in flight":        {answer: nth(0, ""), spoil: func(a *fakeAgent) { a.st.Frames.Frames++; a.st.Frames.InFlight++ }, want: "cannot balance the frames"},
 		"counts do not balance":          {answer: nth(0, ""), spoil: func(a *fakeAgent) { a.st.Counts.Captured++ }, want: "cannot balance the counts"},
 		"counts stay behind":             {answer: nth(0, ""), spoil: func(a *fakeAgent) { a.st.Instance = "one"; a.st.Counts.Committed-- }, want: "cannot find all commits"},
 		"a row is missing":               {answer: nth(0, ""), spoil: func(a *fakeAgent) { a.rows = a.rows[:1] }, want: "scan 03: the ledger has 0 rows"},
@@ -461,6 +467,50 @@ func TestStraddleMoves(t *testing.T) {
 	}
 	sum, _, err = b.do(steps[:3], nil)
 	if err != nil || sum.OK || !strings.Contains(strings.Join(sum.Problems, " "), "cannot straddle as often as asked") {
+		t.Errorf("%v, %q", err, sum.Problems)
+	}
+}
+
+// One answer is enough to know the agent's clock, so the first straddle holds.
+func TestFirstStraddleHolds(t *testing.T) {
+	t.Parallel()
+	a := newFakeAgent(t)
+	steps := []Step{{Data: "0"}, {Data: "A"}, {Data: "A", Retransmit: true, Straddle: true}}
+	sum, got, err := a.do(steps, nil)
+	if err != nil || !sum.OK || !got[2].Straddle {
+		t.Errorf("%v, %q", err, sum.Problems)
+	}
+}
+
+// A pair that was captured in one window is no straddle, whatever was intended.
+func TestStraddleIsChecked(t *testing.T) {
+	t.Parallel()
+	a := newFakeAgent(t)
+	a.answer = func(n int, _ string) string {
+		if n == 3 {
+			a.ahead -= 150 * time.Millisecond
+		}
+		return ""
+	}
+	steps := []Step{{Data: "0"}, {Data: "A"}, {Data: "A", Retransmit: true, Straddle: true}}
+	sum, _, err := a.do(steps, nil)
+	if err != nil || sum.OK || !strings.Contains(strings.Join(sum.Problems, " "), "scan 03: it did not straddle") {
+		t.Errorf("%v, %q", err, sum.Problems)
+	}
+}
+
+// What was refused at first must be refused again.
+func TestRefusedRetransmissionStaysRefused(t *testing.T) {
+	t.Parallel()
+	a := newFakeAgent(t)
+	a.answer = func(n int, _ string) string {
+		if n == 1 {
+			return "rejected"
+		}
+		return ""
+	}
+	sum, _, err := a.do([]Step{{Data: "A"}, {Data: "A", Retransmit: true}}, func(r *Run) { r.Scripted = true })
+	if err != nil || sum.OK || !strings.Contains(strings.Join(sum.Problems, " "), "scan 02: it is committed, and scan 01 before it rejected") {
 		t.Errorf("%v, %q", err, sum.Problems)
 	}
 }

@@ -26,15 +26,18 @@ func TestCheckDigit(t *testing.T) {
 }
 
 func TestItemsAreAsLabelsAre(t *testing.T) {
-	const n = 2000
+	const n = 6000
 	w := NewWorkload(7)
-	seen, serials, linear := map[string]bool{}, map[string]bool{}, 0
+	seen, ndcs, serials, linear := map[string]bool{}, map[string]bool{}, map[string]bool{}, 0
 	for range n {
 		it := w.Next()
 		if seen[it.Data] {
 			t.Fatalf("%s comes twice", Printable(it.Data))
 		}
-		seen[it.Data] = true
+		if ndcs[it.NDC] {
+			t.Fatalf("NDC %s comes twice", it.NDC)
+		}
+		seen[it.Data], ndcs[it.NDC] = true, true
 		ndc10 := strings.ReplaceAll(it.NDC, "-", "")
 		if len(ndc10) != 10 || len(it.GTIN) != 14 || it.GTIN[:3] != "003" || it.GTIN[3:13] != ndc10 {
 			t.Fatalf("GTIN %s of NDC %s", it.GTIN, it.NDC)
