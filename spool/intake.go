@@ -61,7 +61,7 @@ type undo struct {
 	touched  *acceptance
 	equal    time.Duration
 	doubtOf  string
-	doubt    doubt
+	doubt    *doubt
 }
 
 // NewBatch starts a batch. The batch before must have been committed.

@@ -47,11 +47,11 @@ type recent struct {
 	keys     map[idem.Key]*acceptance
 	queue    []*acceptance // in the order of their adding
 	head     int
-	doubts   map[string]doubt
+	doubts   map[string]*doubt
 }
 
 func newRecent(horizon time.Duration) *recent {
-	return &recent{horizon: horizon, physical: map[[32]byte]*acceptance{}, keys: map[idem.Key]*acceptance{}, doubts: map[string]doubt{}}
+	return &recent{horizon: horizon, physical: map[[32]byte]*acceptance{}, keys: map[idem.Key]*acceptance{}, doubts: map[string]*doubt{}}
 }
 
 // match finds the acceptance of which a frame is a retransmission, by the anchored rule: same physical

@@ -183,6 +183,31 @@ func TestKeyRotation(t *testing.T) {
 	if len(r.records()) != 5 {
 		t.Fatal("records are missing after a restart")
 	}
+
+	// Once the old segments are settled and gone, nothing needs the old key.
+	lines, err := r.spool.Lines(10)
+	if err != nil || len(lines) != 2 { // the settlement's and the note
+		t.Fatalf("%d lines, %v", len(lines), err)
+	}
+	if err := r.spool.Settle(Work{}, []Verdict{{Seq: 1, State: Committed}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	r.drain()
+	r.os.pass(time.Hour)
+	r.spool.Prune()
+	if err := r.spool.Maintain(); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.spool.Close(true); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(fresh), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.open()
+	if st := r.law(); st.Captured != 5 || st.Pending != 0 {
+		t.Fatalf("%+v", st)
+	}
 }
 
 // edit changes a closed spool's file with bbolt itself.

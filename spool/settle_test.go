@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -613,6 +614,38 @@ func TestASlowReaderHoldsNobodyUp(t *testing.T) {
 	r.drain()
 	close(go_)
 	wg.Wait()
+}
+
+// With every segment settled and gone the numbers go on, also without the sidecar.
+func TestNumbersGoOnWithoutSegments(t *testing.T) {
+	for _, sidecar := range []bool{true, false} {
+		r := newRig(t)
+		r.later(0, "A")
+		r.later(0, "B")
+		r.drain()
+		r.reopen(true)
+		r.os.pass(time.Hour)
+		r.spool.Prune()
+		if err := r.spool.Close(true); err != nil {
+			t.Fatal(err)
+		}
+		if left, err := filepath.Glob(r.path("*" + segmentExt)); err != nil || len(left) != 0 {
+			t.Fatalf("%v is left: nothing is tested", left)
+		}
+		if !sidecar {
+			if err := os.Remove(r.path(sidecarName)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.open()
+		r.law()
+		if d := r.later(0, "C"); d.Record.Seq != 3 {
+			t.Fatalf("number %d, sidecar %v", d.Record.Seq, sidecar)
+		}
+		if st := r.law(); st.Captured != 3 || st.Pending != 1 {
+			t.Fatalf("%+v", st)
+		}
+	}
 }
 
 func TestClosedSpool(t *testing.T) {

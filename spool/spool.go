@@ -175,7 +175,7 @@ func (s *Spool) openSegments(found bool) error {
 		return cmp.Or(cmp.Compare(place[a.name], place[b.name]), cmp.Compare(a.head.First, b.head.First),
 			cmp.Compare(a.head.Created, b.head.Created), cmp.Compare(a.name, b.name))
 	})
-	s.next = 1
+	s.next = max(1, s.side.Next)
 	for i, seg := range s.segments {
 		if i+1 < len(s.segments) {
 			seg.last = min(seg.last, s.segments[i+1].head.First-1)
@@ -214,6 +214,9 @@ func (s *Spool) recount() {
 			s.unsettled += int64(seg.last - c.Record)
 		}
 	}
+	// Every record counted has had a number, also if its segment is gone.
+	c := &s.state.counters
+	s.next = max(s.next, c.Base+c.Committed+c.Suppressed+c.Unaccounted+uint64(s.unsettled)+1)
 	s.stateLen = diskBytes(s.state.path)
 }
 
@@ -249,7 +252,7 @@ func (s *Spool) rebuild() error {
 				return false
 			}
 			if _, ok := s.recent.doubts[r.Scanner]; s.unclean && !ok {
-				s.recent.doubts[r.Scanner] = doubt{acc: acceptanceOf(r), bootID: seg.head.BootID, boot: r.Boot, at: r.At, quality: r.Quality}
+				s.recent.doubts[r.Scanner] = &doubt{acc: acceptanceOf(r), bootID: seg.head.BootID, boot: r.Boot, at: r.At, quality: r.Quality}
 			}
 			switch {
 			case !sameBoot && !r.IsDuplicate():

@@ -1,6 +1,7 @@
 package spool
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -160,10 +161,50 @@ func tryState(dir string, ring *KeyRing, agent string, mu *sync.Mutex, mayMake, 
 	if err == nil {
 		err = st.db.View(st.load)
 	}
+	if err == nil && head.Seal.KeyID != ring.current && !readOnly {
+		err = st.reseal(ring, head)
+	}
 	if err != nil {
 		return fail(err)
 	}
 	return st, nil
+}
+
+// reseal seals everything with the current key, so that an older one is not needed for ever.
+func (st *state) reseal(ring *KeyRing, head segmentHead) error {
+	head.Seal = newSealParams(ring)
+	seal, err := newSealer(ring, &head.Seal, head.Agent+"|state", stateName)
+	if err != nil {
+		return err
+	}
+	b, err := json.Marshal(head)
+	if err != nil {
+		return err
+	}
+	err = st.db.Update(func(tx *bolt.Tx) error {
+		for _, name := range [][]byte{bucketCursors, bucketExceptions, bucketLines, bucketMeta} {
+			bucket := tx.Bucket(name)
+			var keys, values [][]byte
+			if err := bucket.ForEach(func(k, v []byte) error {
+				plain, err := st.seal.open(string(name), k, v)
+				keys = append(keys, bytes.Clone(k))
+				values = append(values, seal.seal(string(name), k, plain))
+				return err
+			}); err != nil {
+				return err
+			}
+			for i, k := range keys {
+				if err := bucket.Put(k, values[i]); err != nil {
+					return err
+				}
+			}
+		}
+		return tx.Bucket(bucketHead).Put(keyHeader, b)
+	})
+	if err == nil {
+		st.seal = seal
+	}
+	return err
 }
 
 func (st *state) make(head *segmentHead) error {
