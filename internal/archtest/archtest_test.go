@@ -191,7 +191,7 @@ func TestRules(t *testing.T) {
 		{"timers", "spool/x.go", "import \"time\"\nvar x = time.NewTimer(time.Second)", ""},
 		{"in window", "window/x.go", "import \"time\"\nvar x = time.Now()", ""},
 		{"in a test", "spool/x_test.go", "import \"time\"\nvar x = time.Now()", ""},
-		{"in the test side", "internal/testenv/x.go", "import \"time\"\nvar x = time.Now()", "3: only the room window uses time.Now"},
+		{"in what simulate uses", "internal/sim/x.go", "import \"time\"\nvar x = time.Now()", "3: only the room window uses time.Now"},
 
 		{"init", "spool/x.go", "func init() {}", "2: no init"},
 		{"init of a test", "spool/x_test.go", "func init() {}", "2: no init"},
