@@ -55,36 +55,39 @@ type ConfigError struct {
 	Hint   string
 }
 
-func (e *ConfigError) Error() string { return e.Detail }
+func (e *ConfigError) Error() string { return e.Detail + ": " + e.Hint }
 
-// Validate checks what can be checked without a connection.
+// Validate checks what can be checked without a connection. Its errors are *ConfigError.
 func (c *RedisConfig) Validate() error {
+	wrong := func(hint, detail string, args ...any) error {
+		return &ConfigError{Detail: fmt.Sprintf(detail, args...), Hint: hint}
+	}
 	if len(c.Addrs) == 0 {
-		return errors.New(`cannot claim in Redis without a server: write redis.addrs = ["host:6379"]`)
+		return wrong(`write redis.addrs = ["host:6379"]`, "cannot claim in Redis without a server")
 	}
 	switch c.Mode {
 	case RedisSingle:
 		if len(c.Addrs) > 1 {
-			return errors.New(`cannot use several redis.addrs with mode = "single": name one, or write mode = "cluster" or "sentinel"`)
+			return wrong(`name one, or write redis.mode = "cluster" or "sentinel"`, `cannot use several redis.addrs with mode = "single"`)
 		}
 	case RedisSentinel:
 		if c.MasterName == "" {
-			return errors.New(`cannot ask the sentinels without a master's name: write redis.master_name`)
+			return wrong(`write redis.master_name`, `cannot ask the sentinels without a master's name`)
 		}
 	case RedisCluster:
 		if c.DB != 0 {
-			return errors.New(`cannot use redis.db with a cluster: leave it out`)
+			return wrong(`leave redis.db out`, `cannot use redis.db with a cluster`)
 		}
 	default:
-		return fmt.Errorf("cannot use redis.mode %q: write single, sentinel or cluster", c.Mode)
+		return wrong("write single, sentinel or cluster", "cannot use redis.mode %q", c.Mode)
 	}
 	for _, a := range c.Addrs {
 		host, _, err := net.SplitHostPort(a)
 		if err != nil {
-			return fmt.Errorf("cannot use the Redis address %q: write host:port", a)
+			return wrong("write host:port", "cannot use the Redis address %q", a)
 		}
 		if c.TLS == nil && !loopback(host) {
-			return fmt.Errorf("cannot send claims and the password to %s in plaintext: write redis.tls = true", host)
+			return wrong("write redis.tls = true", "cannot send claims and the password to %s in plaintext", host)
 		}
 	}
 	return nil

@@ -63,14 +63,36 @@ func (a *agent) Status(ctx context.Context) (api.Status, error) {
 		State: string(a.forward.Stats().Link), Accepting: st.Accepting,
 		Spool: api.SpoolStatus{Epoch: st.Epoch, Records: st.Unsettled, MaxRecords: st.MaxRecords, Bytes: st.Bytes, MaxBytes: st.MaxBytes,
 			Fill: min(1, st.Fill()), OldestAgeMS: age(now.T, st.Oldest), Quarantined: st.Quarantined, Segments: st.Segments},
-		Clock: api.ClockStatus{Quality: now.Quality, OffsetMS: float64(clock.Offset.Microseconds()) / 1e3, ErrorMS: float64(clock.Error.Microseconds()) / 1e3},
-		NDC:   ndc,
+		Stores: a.stores(),
+		Clock:  api.ClockStatus{Quality: now.Quality, OffsetMS: float64(clock.Offset.Microseconds()) / 1e3, ErrorMS: float64(clock.Error.Microseconds()) / 1e3},
+		NDC:    ndc,
 		Counts: api.Counts{Captured: st.Captured, Committed: st.Committed, Suppressed: st.Suppressed, Pending: st.Pending, Held: st.Held,
 			Quarantined: st.Quarantined, Unaccounted: st.Unaccounted},
 		Frames: api.Frames{Frames: t.frames, Captured: t.captured, NotAccepted: t.notAccepted, Rejected: t.rejected, Control: t.control,
 			Voided: t.voided, InFlight: t.inFlight},
 		Scanners: scanners, Alarms: a.alarms.list(),
 	}, nil
+}
+
+// stores tells of the stores that are not embedded.
+func (a *agent) stores() (s api.Stores) {
+	fs := a.forward.Stats()
+	if a.cfg.Claim.Backend == "redis" {
+		s.Redis = storeStatus(fs.ClaimsCause, fs.ClaimsSince)
+	}
+	if a.cfg.Ledger.Backend == "postgres" {
+		s.Postgres = storeStatus(fs.Cause, fs.Since)
+	}
+	return s
+}
+
+func storeStatus(cause error, since window.UTC) *api.StoreStatus {
+	st := &api.StoreStatus{OK: cause == nil, Since: nullableTime(since)}
+	if cause != nil {
+		text := cause.Error()
+		st.LastError = &text
+	}
+	return st
 }
 
 // scannerStatus belongs to the pipeline's goroutine.

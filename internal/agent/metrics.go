@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"scanonce/device"
+	"scanonce/internal/api"
 	"scanonce/sync/forward"
 	"scanonce/window"
 )
@@ -96,6 +97,11 @@ func (s *snapshot) Collect(ch chan<- prometheus.Metric) {
 	gauge(float64(st.Bytes), desc("spool_bytes", "Bytes of the spool on disk."))
 	gauge(st.Fill(), desc("spool_fill_ratio", "How full the spool is, 0 to 1."))
 	gauge(float64(age(now.T, st.Oldest))/1e3, desc("spool_oldest_age_seconds", "Age of the oldest unsettled scan."))
+	for name, st := range map[string]*api.StoreStatus{"redis": a.stores().Redis, "postgres": a.stores().Postgres} {
+		if st != nil {
+			gauge(flag(st.OK), desc("store_up", "Whether the store answers.", "store"), name)
+		}
+	}
 	claims := desc("claims_total", "Answers to claims.", "result")
 	counter(float64(fs.Won), claims, "won")
 	counter(float64(fs.Held), claims, "held")

@@ -319,6 +319,9 @@ func OpenReader(cfg *config.Config) (StoredReader, error) {
 		}
 	}
 	r.stored.ledger = &lateLedger{open: func() (ledger.Ledger, error) {
+		if cfg.Ledger.Backend == "postgres" {
+			return ledger.OpenPostgres(postgresConfig(cfg, "reader"))
+		}
 		return ledger.OpenEmbeddedReadOnly(filepath.Join(dir, "ledger.db"))
 	}}
 	return r, nil

@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -25,7 +24,6 @@ import (
 	"scanonce/internal/events"
 	"scanonce/spool"
 	"scanonce/sync/forward"
-	"scanonce/sync/ledger"
 	"scanonce/window"
 )
 
@@ -116,7 +114,8 @@ func build(cfg *config.Config, o Options) (a *agent, err error) {
 		return nil, err
 	}
 	mark, high := a.spool.Mark()
-	a.clock = window.NewClock(a.os, mark, window.ClockOptions{Alarm: cfg.Clock.Alarm, HighWater: high})
+	a.clock = window.NewClock(a.os, mark, window.ClockOptions{Alarm: cfg.Clock.Alarm, HighWater: high,
+		NoKernelReference: cfg.Ledger.Backend != "embedded"})
 	if err := a.spool.Begin(a.clock); err != nil {
 		a.spool.Close(false)
 		return nil, stateError(dir, err)
@@ -129,13 +128,11 @@ func build(cfg *config.Config, o Options) (a *agent, err error) {
 	a.run = spool.NewEvent(now()).String()
 	a.alarms = newAlarms(a.clock, a.tell)
 	a.metrics = newMetrics(o.Version)
-	a.ledger = &lateLedger{open: func() (ledger.Ledger, error) {
-		return ledger.OpenEmbedded(filepath.Join(dir, "ledger.db"), now)
-	}}
-	a.claims = idem.NewEmbedded(a.os.Boot, cfg.Claim.TTL)
+	a.ledger = openLedger(cfg, a.id, a.os, now)
+	a.claims = openClaims(cfg, a.os)
 	a.forward = forward.New(forward.Config{Agent: a.id, Facility: cfg.Agent.FacilityUUID, Batch: cfg.Forward.Batch, BackoffMin: cfg.Forward.BackoffMin,
 		BackoffMax: cfg.Forward.BackoffMax, RateLimit: cfg.Forward.RateLimit, Timeout: storeTimeout, TTL: cfg.Claim.TTL},
-		a.spool, a.claims, a.ledger, a.clock, a)
+		a.spool, a.claims, forwardLedger(cfg, a.ledger), a.clock, a)
 	if a.pipe, err = newPipeline(a); err != nil {
 		a.close(false)
 		return nil, err
@@ -327,108 +324,6 @@ func (s eventStream) Follow(ctx context.Context, lastID string, kinds []string, 
 	return s.Log.Follow(ctx, lastID, kinds, func(id, kind string, data []byte) error {
 		return yield(api.Event{ID: id, Kind: kind, Data: data})
 	})
-}
-
-// lateLedger opens its ledger at the first use and again until it works: a ledger that cannot be opened is an
-// outage, not a reason to stop capturing.
-type lateLedger struct {
-	open func() (ledger.Ledger, error)
-
-	mu     sync.Mutex
-	l      ledger.Ledger
-	closed bool
-}
-
-var errLedgerClosed = errors.New("cannot use the ledger: it is closed")
-
-func (l *lateLedger) get() (ledger.Ledger, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
-		return nil, errLedgerClosed
-	}
-	if l.l == nil {
-		opened, err := l.open()
-		if err != nil {
-			return nil, err
-		}
-		l.l = opened
-	}
-	return l.l, nil
-}
-
-func (l *lateLedger) Insert(ctx context.Context, rows []ledger.Row) (ledger.Inserted, error) {
-	g, err := l.get()
-	if err != nil {
-		return ledger.Inserted{}, err
-	}
-	return g.Insert(ctx, rows)
-}
-
-func (l *lateLedger) Standing(ctx context.Context, probes []ledger.Probe) ([]ledger.Standing, error) {
-	g, err := l.get()
-	if err != nil {
-		return nil, err
-	}
-	return g.Standing(ctx, probes)
-}
-
-func (l *lateLedger) AppendLines(ctx context.Context, lines []ledger.Line) error {
-	g, err := l.get()
-	if err != nil {
-		return err
-	}
-	return g.AppendLines(ctx, lines)
-}
-
-func (l *lateLedger) Rows(ctx context.Context, s ledger.Span, yield func(ledger.Row) error) error {
-	g, err := l.get()
-	if err != nil {
-		return err
-	}
-	return g.Rows(ctx, s, yield)
-}
-
-func (l *lateLedger) Lines(ctx context.Context, s ledger.Span, yield func(ledger.Line) error) error {
-	g, err := l.get()
-	if err != nil {
-		return err
-	}
-	return g.Lines(ctx, s, yield)
-}
-
-func (l *lateLedger) Find(ctx context.Context, prefix string, limit int) ([]ledger.Row, error) {
-	g, err := l.get()
-	if err != nil {
-		return nil, err
-	}
-	return g.Find(ctx, prefix, limit)
-}
-
-func (l *lateLedger) LinesOf(ctx context.Context, key idem.Key) ([]ledger.Line, error) {
-	g, err := l.get()
-	if err != nil {
-		return nil, err
-	}
-	return g.LinesOf(ctx, key)
-}
-
-func (l *lateLedger) Count(ctx context.Context) (int64, error) {
-	g, err := l.get()
-	if err != nil {
-		return 0, err
-	}
-	return g.Count(ctx)
-}
-
-func (l *lateLedger) Close() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.closed = true
-	if l.l == nil {
-		return nil
-	}
-	return l.l.Close()
 }
 
 // StoredReader answers from a state folder without an agent.

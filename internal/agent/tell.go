@@ -325,9 +325,9 @@ func (a *agent) LinkChanged(l forward.Link, cause error) {
 	}
 	if l == forward.Offline {
 		a.log.Warn("offline: scans are kept and sent later", "error", cause)
-		if hint, ok := configHint(cause); ok {
+		if detail, hint, ok := configError(cause); ok {
 			a.alarms.clear(alarmOffline)
-			a.alarms.set(alarmLedgerConfig, cause.Error(), hint+"; scans are kept meanwhile")
+			a.alarms.set(alarmLedgerConfig, detail, hint+"; scans are kept meanwhile")
 			return
 		}
 		a.alarms.clear(alarmLedgerConfig)
@@ -348,9 +348,9 @@ func (a *agent) ClaimsChanged(cause error) {
 		return
 	}
 	a.log.Warn("claims cannot be made; the ledger decides alone", "error", cause)
-	if hint, ok := configHint(cause); ok {
+	if detail, hint, ok := configError(cause); ok {
 		a.alarms.clear(alarmClaims)
-		a.alarms.set(alarmClaimsConfig, cause.Error(), hint)
+		a.alarms.set(alarmClaimsConfig, detail, hint+"; the ledger decides meanwhile")
 		return
 	}
 	a.alarms.clear(alarmClaimsConfig)

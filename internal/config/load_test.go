@@ -140,9 +140,6 @@ var wrongFiles = []struct {
 		"4 claimstate.backend: this build has no \"split\" | backend = \"embedded\"", "6 pa.backend: this build has no \"postgres\""}},
 	{"stores without a place", minimal + "[claim]\nbackend = \"redis\"\n[ledger]\nbackend = \"postgres\"\n", []string{
 		"4 claim.backend: needs redis.addrs | addrs = [", "6 ledger.backend: needs postgres.dsn | dsn = \""}},
-	{"plaintext beyond loopback", minimal + "[redis]\naddrs = [\"redis.example:6379\"]\n[claim]\nbackend = \"redis\"\n", []string{"4 redis.addrs: in plaintext | tls = true"}},
-	{"plaintext on purpose", minimal + "[redis]\naddrs = [\"10.0.0.1:6379\"]\ntls = false\n[claim]\nbackend = \"redis\"\n", []string{"5 redis.tls: to \"10.0.0.1\" in plaintext"}},
-	{"two single servers", minimal + "[redis]\naddrs = [\"localhost:1\", \"[::1]:2\"]\n[claim]\nbackend = \"redis\"\n", []string{"4 redis.addrs: takes one address | cluster"}},
 	{"transports of later builds", minimal + "[[scanner]]\nid = \"A\"\ntransport = \"hid-pos\"\nusb = \"0c2e:0b61\"\n", []string{"5 scanner.A.transport: this build has no \"hid-pos\" | transport = \"serial\""}},
 	{"backend misspelt", minimal + "[ledger]\nbackend = \"postgre\"\n", []string{"4 ledger.backend: none of its values | did you mean \"postgres\"?"}},
 

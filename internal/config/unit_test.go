@@ -48,7 +48,7 @@ func TestUnitDirectives(t *testing.T) {
 		"Service.Group":                   {"scanonce"},
 		"Service.StateDirectory":          {"scanonce"},
 		"Service.RuntimeDirectory":        {"scanonce"},
-		"Service.ExecStartPre":            {"/usr/bin/scanonce check-config"},
+		"Service.ExecStartPre":            {"-/usr/bin/scanonce check-config"},
 		"Service.ExecStart":               {"/usr/bin/scanonce run"},
 		"Service.ExecReload":              {"/usr/bin/scanonce check-config", "/bin/kill -HUP $MAINPID"},
 		"Service.RestrictAddressFamilies": {"AF_UNIX AF_NETLINK AF_INET AF_INET6"},

@@ -248,18 +248,12 @@ func (k *checker) stores() {
 
 	r := &c.Redis
 	for _, a := range r.Addrs {
-		host, port, err := net.SplitHostPort(a)
-		if err != nil || host == "" || !portOK(port, 1) {
+		if host, port, err := net.SplitHostPort(a); err != nil || host == "" || !portOK(port, 1) {
 			k.add("redis.addrs", asText(a)+" is not host:port", "write for example [\"127.0.0.1:6379\"]")
-		} else if ip := net.ParseIP(host); c.Claim.Backend == "redis" && !r.TLS && host != "localhost" && (ip == nil || !ip.IsLoopback()) {
-			k.add(k.set("redis.tls", "redis.addrs"), "claims and the password would go to "+asText(host)+" in plaintext", "write tls = true under [redis]")
 		}
 	}
 	if c.Claim.Backend == "redis" && len(r.Addrs) == 0 {
 		k.add(k.set("redis.addrs", "claim.backend"), "backend = \"redis\" needs redis.addrs", "write addrs = [\"host:6379\"] under [redis]")
-	}
-	if c.Claim.Backend == "redis" && r.Mode == "single" && len(r.Addrs) > 1 {
-		k.add("redis.addrs", "mode = \"single\" takes one address", "name one, or write mode = \"cluster\" or \"sentinel\"")
 	}
 	if r.Mode == "sentinel" && r.MasterName == "" {
 		k.add(k.set("redis.master_name", "redis.mode"), "mode = \"sentinel\" needs master_name", "write master_name = \"…\", the name that the sentinels watch")

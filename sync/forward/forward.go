@@ -92,15 +92,19 @@ type Forwarder struct {
 	mu          sync.Mutex
 	link        Link
 	cause       error
+	since       window.UTC
 	claimsCause error // why no claims are made; nil while they are
+	claimsSince window.UTC
 	stats       Stats
 }
 
 // Stats is a snapshot of the forwarder's figures.
 type Stats struct {
 	Link                        Link
-	Cause                       error // of the last failure while Offline
-	ClaimsCause                 error // why claims are not made at present
+	Cause                       error      // of the last failure while Offline
+	Since                       window.UTC // when the link became what it is; 0 at the start
+	ClaimsCause                 error      // why claims are not made at present
+	ClaimsSince                 window.UTC
 	Won, Held, Unknown, Batches uint64
 	AmbiguousWinners            uint64
 }
@@ -122,6 +126,7 @@ func (f *Forwarder) Stats() Stats {
 	defer f.mu.Unlock()
 	s := f.stats
 	s.Link, s.Cause, s.ClaimsCause = f.link, f.cause, f.claimsCause
+	s.Since, s.ClaimsSince = f.since, f.claimsSince
 	return s
 }
 
@@ -239,7 +244,11 @@ func (f *Forwarder) probeClaims(ctx context.Context, p pinger) {
 
 // setClaims notes whether claims can be made, and tells of changes.
 func (f *Forwarder) setClaims(cause error) {
+	now := f.clock.Now().T
 	f.mu.Lock()
+	if (f.claimsCause == nil) != (cause == nil) {
+		f.claimsSince = now
+	}
 	changed := (f.claimsCause == nil) != (cause == nil) || cause != nil && f.claimsCause.Error() != cause.Error()
 	lost := f.claimsCause == nil && cause != nil
 	f.claimsCause = cause
@@ -277,7 +286,11 @@ func (f *Forwarder) current() Link {
 }
 
 func (f *Forwarder) setLink(l Link, cause error) {
+	now := f.clock.Now().T
 	f.mu.Lock()
+	if f.link != l {
+		f.since = now
+	}
 	changed := f.link != l || cause != nil && (f.cause == nil || f.cause.Error() != cause.Error())
 	f.link, f.cause = l, cause
 	f.mu.Unlock()
