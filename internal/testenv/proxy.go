@@ -60,6 +60,9 @@ type Proxy struct {
 	closed  bool
 }
 
+// requestRest is how long the rest of a request may take after the first byte of the answer.
+const requestRest = 20 * time.Millisecond
+
 // trap is an armed Swallow.
 type trap struct {
 	part   []byte
@@ -342,9 +345,6 @@ func (p *Proxy) pumpUp(c *proxied) {
 					return
 				}
 			}
-			if c.trapped() != nil && server != nil {
-				server.CloseWrite() // the server ends by itself after its last reply
-			}
 		}
 		if err != nil {
 			if server := c.peer(); server == nil || c.isHalf() {
@@ -377,9 +377,16 @@ func (p *Proxy) pumpDown(c *proxied) {
 		return
 	}
 	buf := make([]byte, 64<<10)
+	answered := false
 	for {
 		n, err := server.Read(buf)
 		tr := c.trapped()
+		if n > 0 && tr != nil && !answered {
+			// The server has begun to answer. What is left of the request is on its way; after that the
+			// server sees the end of the stream, and ends by itself when it has done all.
+			answered = true
+			time.AfterFunc(requestRest, func() { c.client.SetReadDeadline(time.Unix(1, 0)) })
+		}
 		if n > 0 && tr == nil {
 			if !p.pass(c, false) {
 				return
