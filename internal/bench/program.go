@@ -75,7 +75,6 @@ feedback = { good = "G", duplicate = "D", reject = "R" }
 		}
 	}
 	a.cmd.Stdout, a.cmd.Stderr = log, log
-	a.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := a.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("cannot start the agent: %w", err)
 	}
