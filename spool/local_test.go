@@ -240,6 +240,14 @@ func TestSameAgain(t *testing.T) {
 		r.wantNew(d, "armed")
 		wantAgain(t, d, c.Identity, c.Policy)
 	})
+	t.Run("armed, in another window", func(t *testing.T) {
+		r := newRig(t)
+		r.later(0, "A")
+		r.os.pass(10 * time.Second)
+		c := r.candidate("A")
+		c.Again = true
+		wantAgain(t, r.scan(c), c.Identity, c.Policy)
+	})
 	t.Run("not used up by a bounce", func(t *testing.T) {
 		r := newRig(t)
 		first := r.later(0, "A")

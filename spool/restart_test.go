@@ -394,6 +394,32 @@ func TestASegmentPutThereByHandIsKeptAside(t *testing.T) {
 	}
 }
 
+// A start that fails before anything can be taken in changes nothing of how the run before ended.
+func TestAFailedBeginIsNoRun(t *testing.T) {
+	r := newRig(t)
+	r.later(0, "A")
+	if err := r.spool.Close(true); err != nil {
+		t.Fatal(err)
+	}
+	s, err := Open(r.path(""), r.opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.dir += "-away"
+	if err := s.Begin(r.clock); err == nil {
+		t.Fatal("it begins in a folder that is not there")
+	}
+	s.dir = r.path("")
+	if err := s.Close(false); err != nil {
+		t.Fatal(err)
+	}
+	r.open()
+	if r.spool.Unclean() {
+		t.Fatal("the run before ended cleanly")
+	}
+	r.wantNew(r.later(time.Minute, "A"), "a minute later")
+}
+
 // What must exist and does not is not made anew.
 func TestMissingFiles(t *testing.T) {
 	for _, name := range []string{"segment", stateName} {

@@ -64,6 +64,7 @@ type Spool struct {
 	clock  *window.Clock
 	side   sidecar
 	active *segment
+	begun  bool       // Begin has succeeded: until then the run before is not over
 	strays []string   // files that a crash left behind
 	high   window.UTC // highest t in the records that were read at the start
 
@@ -319,7 +320,11 @@ func (s *Spool) Begin(clock *window.Clock) error {
 	if err != nil {
 		return err
 	}
-	return s.unlink()
+	s.begun = true
+	if err := s.unlink(); !IsNoSpace(err) {
+		return err
+	}
+	return nil // Maintain tries again
 }
 
 func (s *Spool) newEpoch() {
@@ -499,7 +504,7 @@ func (s *Spool) Close(clean bool) error {
 	s.closed = true
 	s.mu.Unlock()
 	var err error
-	if s.clock != nil {
+	if s.begun {
 		s.active = nil
 		s.dropEmpty()
 		s.side.Clean = clean
