@@ -3,6 +3,7 @@
 package bloom
 
 import (
+	"encoding/binary"
 	"time"
 
 	bab "github.com/bits-and-blooms/bloom/v3"
@@ -40,6 +41,7 @@ type Filter struct {
 
 type generation struct {
 	bits        *bab.BloomFilter
+	probes      int
 	n           uint
 	first, last time.Duration // boottime
 }
@@ -63,9 +65,9 @@ func (f *Filter) Ask(keys ...idem.Key) Hint {
 		if keys[i].IsZero() {
 			continue
 		}
-		b := tagged(&keys[i])
+		at := places(&keys[i])
 		for _, g := range f.gens {
-			if g.bits.Test(b[:]) {
+			if g.bits.TestLocations(at[:min(g.probes, maxProbes)]) {
 				return PerhapsSeen
 			}
 		}
@@ -81,14 +83,33 @@ func (f *Filter) Add(at time.Duration, keys ...idem.Key) {
 	}
 	g := f.current(at)
 	g.last = max(g.last, at)
+	bits, size := g.bits.BitSet(), uint64(g.bits.Cap())
 	for i := range keys {
 		if keys[i].IsZero() {
 			continue
 		}
-		b := tagged(&keys[i])
-		g.bits.Add(b[:])
+		p := places(&keys[i])
+		for _, l := range p[:min(g.probes, maxProbes)] {
+			bits.Set(uint(l % size))
+		}
 		g.n++
 	}
+}
+
+// maxProbes is enough for a false-positive rate of one in a million.
+const maxProbes = 20
+
+// places are the bits of a key, before they are reduced to the filter's size. A key's hash is SHA-256, so
+// there is nothing to hash again: two of its words give all places (Kirsch and Mitzenmacher, "Less hashing,
+// same performance"). The kind goes in, so that an edge key is never taken for an idempotency key.
+func places(k *idem.Key) (p [maxProbes]uint64) {
+	at := binary.LittleEndian.Uint64(k.Hash[:8]) + uint64(k.Kind)*0x9e3779b97f4a7c15
+	step := binary.LittleEndian.Uint64(k.Hash[8:16]) | 1
+	for i := range p {
+		p[i] = at
+		at += step
+	}
+	return p
 }
 
 func (f *Filter) current(at time.Duration) *generation {
@@ -104,7 +125,7 @@ func (f *Filter) current(at time.Duration) *generation {
 	} else {
 		bits.ClearAll()
 	}
-	g := &generation{bits: bits, first: at, last: at}
+	g := &generation{bits: bits, probes: int(bits.K()), first: at, last: at}
 	f.gens = append(f.gens, g)
 	return g
 }
@@ -123,11 +144,4 @@ func (f *Filter) Stats() Stats {
 		s.Keys += g.n
 	}
 	return s
-}
-
-// tagged puts the kind in front of the hash, so that an edge key is never taken for an idempotency key.
-func tagged(k *idem.Key) (b [33]byte) {
-	b[0] = byte(k.Kind)
-	copy(b[1:], k.Hash[:])
-	return b
 }

@@ -1,6 +1,7 @@
 package bloom
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
 	"math/rand/v2"
 	"testing"
@@ -10,9 +11,7 @@ import (
 )
 
 func key(kind idem.Kind, n uint64) idem.Key {
-	k := idem.Key{Kind: kind}
-	binary.BigEndian.PutUint64(k.Hash[:], n)
-	return k
+	return idem.Key{Kind: kind, Hash: sha256.Sum256(binary.BigEndian.AppendUint64(nil, n))}
 }
 
 func TestIncompleteFilterNeverSaysNew(t *testing.T) {
@@ -115,5 +114,20 @@ func TestAskAndAddDoNotAllocate(t *testing.T) {
 		}
 	}); a != 0 {
 		t.Fatalf("%v allocations a scan", a)
+	}
+}
+
+func BenchmarkAskAndAdd(b *testing.B) {
+	f := New(1<<16, 1e-3, time.Hour)
+	f.SetComplete()
+	keys := make([]idem.Key, 3*4096)
+	for i := range keys {
+		keys[i] = key(idem.Kind(i%3+1), uint64(i))
+	}
+	for i := 0; b.Loop(); i++ {
+		n := i % 4096 * 3
+		if f.Ask(keys[n], keys[n+1], keys[n+2]) == SurelyNew {
+			f.Add(time.Duration(i), keys[n], keys[n+1], keys[n+2])
+		}
 	}
 }

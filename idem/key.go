@@ -32,6 +32,7 @@ type Key struct {
 const (
 	idemPrefix = "scan:idem:"
 	edgePrefix = "scan:edge:"
+	edgeMark   = "edge|" // in front of an edge key's material
 )
 
 // String is the key's full text, scan:idem:<64 hex> or scan:edge:<64 hex>; "" for no key.
@@ -90,9 +91,24 @@ type Keys struct {
 // Keys returns the keys of a scan that arrived at t.
 func (id *Identity) Keys(p window.Policy, t window.UTC) Keys {
 	k := Keys{Window: p.Index(t)}
-	k.Idem = id.idem(p, k.Window)
-	if b, ok := p.Boundary(t); ok {
-		k.Edge = id.edge(p, b)
+	var buf [512]byte
+	b := id.appendFields(append(buf[:0], edgeMark...))
+	from := len(b)
+	b = strconv.AppendInt(b, int64(k.Window), 10)
+	to := len(b)
+	b = id.appendExtras(b, p)
+	k.Idem = Key{Kind: Idem, Hash: sha256.Sum256(b[len(edgeMark):])}
+	boundary, ok := p.Boundary(t)
+	if !ok {
+		return k
+	}
+	// The edge key's material is the same but for the mark in front and the number.
+	var digits [20]byte
+	if n := strconv.AppendInt(digits[:0], int64(boundary), 10); len(n) == to-from {
+		copy(b[from:to], n)
+		k.Edge = Key{Kind: Edge, Hash: sha256.Sum256(b)}
+	} else {
+		k.Edge = id.edge(p, boundary)
 	}
 	return k
 }
@@ -113,19 +129,21 @@ func (id *Identity) idem(p window.Policy, i window.Index) Key {
 
 func (id *Identity) edge(p window.Policy, b window.Index) Key {
 	var buf [512]byte
-	return Key{Kind: Edge, Hash: sha256.Sum256(id.AppendMaterial(append(buf[:0], "edge|"...), p, b))}
+	return Key{Kind: Edge, Hash: sha256.Sum256(id.AppendMaterial(append(buf[:0], edgeMark...), p, b))}
 }
 
 // AppendMaterial appends the text that is hashed: the six identity fields and the window index, joined
 // by "|", then the extra fields as "|name=value" in their fixed order, each only if it applies.
 func (id *Identity) AppendMaterial(b []byte, p window.Policy, i window.Index) []byte {
+	return id.appendExtras(strconv.AppendInt(id.appendFields(b), int64(i), 10), p)
+}
+
+func (id *Identity) appendFields(b []byte) []byte {
 	for _, f := range [...]string{id.Facility, id.Scanner, id.NDC, id.Lot} {
 		b = append(appendEscaped(b, f), '|')
 	}
 	b = append(strconv.AppendInt(b, int64(id.Quantity), 10), '|')
-	b = append(append(b, id.Type.String()...), '|')
-	b = strconv.AppendInt(b, int64(i), 10)
-	return id.appendExtras(b, p)
+	return append(append(b, id.Type.String()...), '|')
 }
 
 func (id *Identity) appendExtras(b []byte, p window.Policy) []byte {
@@ -153,6 +171,9 @@ func appendExtra(b []byte, name, value string) []byte {
 
 // appendEscaped keeps a field from running into the next: "\" becomes "\\" and "|" becomes "\p".
 func appendEscaped(b []byte, s string) []byte {
+	if strings.IndexByte(s, '|') < 0 && strings.IndexByte(s, '\\') < 0 {
+		return append(b, s...)
+	}
 	for i := 0; i < len(s); i++ {
 		switch s[i] {
 		case '\\':
