@@ -36,6 +36,7 @@ const (
 // PostgresOptions is what a server has beyond the defaults.
 type PostgresOptions struct {
 	TLS      bool     // TLS alone is let in by TCP; CAFile is what to trust
+	TLSHosts []string // of the certificate; nil: 127.0.0.1 and localhost
 	Password bool     // by TCP, SCRAM-SHA-256 with PostgresPassword; else no password
 	NoFsync  bool     // faster; a Kill may then lose what was acknowledged
 	Settings []string // name=value
@@ -210,7 +211,11 @@ func (p *Postgres) furnish(template string) error {
 	if err != nil {
 		return err
 	}
-	cert, key, err := ca.Issue("127.0.0.1", "localhost")
+	hosts := p.opts.TLSHosts
+	if hosts == nil {
+		hosts = []string{"127.0.0.1", "localhost"}
+	}
+	cert, key, err := ca.Issue(hosts...)
 	if err != nil {
 		return err
 	}

@@ -178,7 +178,7 @@ func serverError(err error) *pgconn.PgError {
 }
 
 func explainServer(pg *pgconn.PgError, owner bool) error {
-	said := fmt.Sprintf("the server says %q (%s)", pg.Message, pg.Code)
+	said := fmt.Sprintf("the server says: %s (%s)", pg.Message, pg.Code)
 	switch pg.Code {
 	case "28P01":
 		return &ConfigError{said, "write the login's password into postgres.password_file"}

@@ -188,6 +188,7 @@ func (p *conns) expire(i *idleConn) {
 	p.mu.Unlock()
 }
 
+// closeIdle does not wait for the good-byes; close does.
 func (p *conns) closeIdle() {
 	p.mu.Lock()
 	all := p.idle
@@ -195,7 +196,7 @@ func (p *conns) closeIdle() {
 	p.mu.Unlock()
 	for _, i := range all {
 		i.timer.Stop()
-		p.hangUp(i.c)
+		p.wg.Go(func() { p.hangUp(i.c) })
 	}
 }
 
@@ -213,6 +214,7 @@ func (p *conns) close() {
 	p.mu.Unlock()
 	p.wg.Wait()
 	p.closeIdle()
+	p.wg.Wait()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for s := range p.socks { // of connections that the driver is still ending in the background
