@@ -48,6 +48,7 @@ type pipeline struct {
 	out     []outcome
 	saved   map[string]userState // of scanners, as it was before the batch
 	tight   bool                 // the spool was over its warning mark at the last turn
+	failing string               // the alarm of the last commit, if it failed
 
 	mu       sync.Mutex
 	scanners map[string]*scanner // by full id, gun address included
@@ -291,6 +292,9 @@ func (p *pipeline) Run(ctx context.Context) error {
 		}
 		p.overflowed(b)
 		err := b.Commit()
+		if err == nil && b.Len() > 0 {
+			p.recovered()
+		}
 		p.deliver(err)
 		for i, done := range dones {
 			if done != nil {
@@ -704,6 +708,10 @@ func (p *pipeline) failed(err error) {
 		alarm, hint = alarmDiskFull, "make room on the disk under the state folder"
 	}
 	p.a.log.Error("cannot make scans durable", "error", err)
+	if p.failing != alarm {
+		p.recovered()
+	}
+	p.failing = alarm
 	p.a.alarms.set(alarm, err.Error(), hint)
 	p.mu.Lock()
 	for id, st := range p.saved {
@@ -733,7 +741,15 @@ func withRecord(c spool.Candidate, r *spool.Record) spool.Candidate {
 	return c
 }
 
-// tightTurn is how often the pipeline turns while the spool is over its warning mark.
+// recovered ends the alarm of a commit that failed.
+func (p *pipeline) recovered() {
+	if p.failing != "" {
+		p.a.alarms.clear(p.failing)
+		p.failing = ""
+	}
+}
+
+// tightTurn is how often the pipeline turns while the spool is over its warning mark or the disk is full.
 const tightTurn = time.Second
 
 // untilExpiry is the time until a mode or quantity runs out; a day if none is set. While the spool is tight
@@ -742,7 +758,7 @@ const tightTurn = time.Second
 func (p *pipeline) untilExpiry() time.Duration {
 	now := p.a.clock.Boot()
 	until := 24 * time.Hour
-	if p.tight {
+	if p.tight || p.failing == alarmDiskFull {
 		until = tightTurn
 	}
 	for _, s := range p.scanners {
@@ -771,11 +787,15 @@ func (p *pipeline) expire() {
 
 // upkeep does what may wait until the scanners have their answers.
 func (p *pipeline) upkeep() {
-	if p.tight = p.a.spool.Stats().Fill() >= p.cfg.Spool.WarnAt; p.tight {
+	p.tight = p.a.spool.Stats().Fill() >= p.cfg.Spool.WarnAt
+	if p.tight || p.failing == alarmDiskFull {
 		p.a.spool.Prune()
 	}
 	if err := p.a.spool.Maintain(); err != nil {
 		p.a.log.Warn("cannot maintain the spool", "error", err)
+	}
+	if p.failing == alarmDiskFull && p.a.spool.Stats().Accepting {
+		p.recovered() // there is room again, though no scan has come yet
 	}
 	p.a.watchSpool()
 	for _, st := range p.a.clock.TakeSteps() {
