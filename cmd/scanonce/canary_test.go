@@ -127,7 +127,7 @@ func TestNothingLeaks(t *testing.T) {
 		if e = g.expect("unknown", opaque); deref(e.Text) != opaque || e.Redacted {
 			t.Errorf("unknown event %s", e.Data)
 		}
-		g.expect("rejected", "]E0300937214107")
+		g.expect("rejected", "]E00300937214107")
 		g.expect("rejected", "]d201"+bottleGTIN+"99CANARYCUT"+gs+"21")
 		before := h.Status(t).Frames
 		e = g.scan(licence)
