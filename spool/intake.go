@@ -283,7 +283,8 @@ func (b *Batch) commit() error {
 		s.next = seg.last + 1
 		s.unsettled += int64(n)
 		if len(s.tail) >= 2*tailRecords {
-			s.tail = append([]Record(nil), s.tail[len(s.tail)-tailRecords:]...)
+			// Whoever reads the old one keeps it; there is room for all that comes until the next time.
+			s.tail = append(make([]Record, 0, 3*tailRecords), s.tail[len(s.tail)-tailRecords:]...)
 		}
 		for _, r := range b.records {
 			s.tail = append(s.tail, *r)

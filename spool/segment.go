@@ -210,14 +210,23 @@ func (s *segment) measure() { s.bytes = diskBytes(s.path) }
 // After an error the segment must not be written again: what it holds beyond s.last is not known.
 func (s *segment) write(records []*Record, notes []Line) error {
 	return s.db.Update(func(tx *bolt.Tx) error {
-		var plain []byte
+		var plain, sealed []byte
+		var k [8]byte // bbolt copies keys, and keeps values until the commit
+		put := func(b *bolt.Bucket, name string, seq uint64) error {
+			binary.BigEndian.PutUint64(k[:], seq)
+			from := len(sealed)
+			sealed = s.seal.sealOnce(sealed, name, k[:], plain)
+			return b.Put(k[:], sealed[from:len(sealed):len(sealed)])
+		}
 		if len(records) > 0 {
 			b := tx.Bucket(bucketRecords)
 			b.FillPercent = 0.95 // keys only grow
 			for _, r := range records {
-				k := seqKey(r.Seq)
 				plain = r.append(plain[:0])
-				if err := b.Put(k, s.seal.sealOnce(make([]byte, 0, len(plain)+17), "records", k, plain)); err != nil {
+				if sealed == nil {
+					sealed = make([]byte, 0, len(records)*(len(plain)+64))
+				}
+				if err := put(b, "records", r.Seq); err != nil {
 					return err
 				}
 			}
@@ -226,9 +235,8 @@ func (s *segment) write(records []*Record, notes []Line) error {
 			b := tx.Bucket(bucketNotes)
 			b.FillPercent = 0.95
 			for i := range notes {
-				k := seqKey(s.notes + 1 + uint64(i))
 				plain = notes[i].append(plain[:0])
-				if err := b.Put(k, s.seal.sealOnce(make([]byte, 0, len(plain)+17), "notes", k, plain)); err != nil {
+				if err := put(b, "notes", s.notes+1+uint64(i)); err != nil {
 					return err
 				}
 			}

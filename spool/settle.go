@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"slices"
 
@@ -19,6 +20,7 @@ type Work struct {
 	from    cursor // where the work begins
 	noteTo  uint64
 	closes  bool // the segment takes no more: settled, it can be closed
+	live    bool // in front of a backlog
 }
 
 // Empty says that there is nothing to do.
@@ -35,6 +37,9 @@ func (s *Spool) Next(n int) (Work, error) {
 		c = s.cursorOf(seg)
 		if c.Record < seg.last || c.Note < seg.notes {
 			w.seg, to, notes, w.closes = seg, seg.last, seg.notes, i+1 < len(s.segments)
+			if a := s.state.counters; c.Record+1 < a.AheadFrom && a.AheadFrom <= a.AheadTo {
+				to = min(to, a.AheadFrom-1)
+			}
 			break
 		}
 	}
@@ -64,6 +69,71 @@ func (s *Spool) Next(n int) (Work, error) {
 	return w, nil
 }
 
+// GoLive lets the scans from now on be settled before the backlog: NextLive returns them. It does nothing
+// while a backlog from before an earlier GoLive is left: then all that came since is live already.
+func (s *Spool) GoLive() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := &s.state.counters
+	if c.AheadFrom != 0 && !s.caughtUp() {
+		return
+	}
+	// The cursors take over what was settled ahead, on disk with the next settlement.
+	if s.merged == nil {
+		s.merged = map[string]cursor{}
+	}
+	for _, seg := range s.segments {
+		if now := s.cursorOf(seg); now != s.state.cursors[seg.name] {
+			s.merged[seg.name], s.state.cursors[seg.name] = now, now
+		}
+	}
+	c.AheadFrom, c.AheadTo = s.next, s.next-1
+}
+
+// caughtUp says that everything before what was settled ahead is settled. It needs mu.
+func (s *Spool) caughtUp() bool {
+	a := s.state.counters
+	for _, seg := range s.segments {
+		if s.cursorOf(seg).Record < min(seg.last, a.AheadFrom-1) {
+			return false
+		}
+	}
+	return true
+}
+
+// NextLive returns up to n records from the first one behind what was settled ahead; none if no backlog is in
+// front of them. It returns the same again until Settle is called.
+func (s *Spool) NextLive(n int) (Work, error) {
+	s.mu.Lock()
+	a := s.state.counters
+	from := a.AheadTo + 1
+	if a.AheadFrom == 0 || from >= s.next || s.caughtUp() {
+		s.mu.Unlock()
+		return Work{}, nil
+	}
+	w := Work{seg: s.segmentOf(from), live: true}
+	if w.seg == nil {
+		s.mu.Unlock()
+		return Work{}, fmt.Errorf("cannot find record %d: its segment is gone", from)
+	}
+	to := w.seg.last
+	w.Records = s.fromTail(from, n)
+	s.mu.Unlock()
+	if over := len(w.Records); over > 0 && w.Records[over-1].Seq > to {
+		w.Records = w.Records[:to-from+1]
+	}
+	var err error
+	if len(w.Records) == 0 {
+		if w.Records, err = w.seg.read(from, to, n); err == nil && len(w.Records) == 0 {
+			err = fmt.Errorf("cannot find record %d in %s", from, w.seg.name)
+		}
+	}
+	if err != nil {
+		return Work{}, err
+	}
+	return w, nil
+}
+
 // Backlog is the number of records that no settlement has covered, exceptions aside.
 func (s *Spool) Backlog() int64 {
 	s.mu.Lock()
@@ -79,7 +149,7 @@ func (s *Spool) Settle(w Work, verdicts []Verdict, lines []Line) error {
 	s.mu.Lock()
 	st := settlement{counters: s.state.counters}
 	known := len(verdicts) - len(w.Records)
-	if known < 0 || w.seg != nil && s.cursorOf(w.seg) != w.from {
+	if known < 0 || w.seg != nil && !w.live && s.cursorOf(w.seg) != w.from || w.live && w.Records[0].Seq != s.state.counters.AheadTo+1 {
 		s.mu.Unlock()
 		return errOrder
 	}
@@ -118,28 +188,41 @@ func (s *Spool) Settle(w Work, verdicts []Verdict, lines []Line) error {
 		st.counters.High = max(st.counters.High, w.Records[i].At)
 	}
 	st.forget = s.orphans()
-	if w.seg != nil {
-		st.segment = w.seg.name
-		st.cursor = s.cursorOf(w.seg)
+	st.cursors = maps.Clone(s.merged)
+	switch {
+	case w.live:
+		st.counters.AheadTo = w.Records[len(w.Records)-1].Seq
+	case w.seg != nil:
+		c := s.cursorOf(w.seg)
 		if n := len(w.Records); n > 0 {
-			st.cursor.Record = w.Records[n-1].Seq
+			c.Record = w.Records[n-1].Seq
 		}
-		st.cursor.Note = w.noteTo
+		c.Note = w.noteTo
+		if st.cursors == nil {
+			st.cursors = map[string]cursor{}
+		}
+		st.cursors[w.seg.name] = c
 	}
 	s.mu.Unlock()
 
 	st.lines = append(lines[:len(lines):len(lines)], w.Notes...)
-	if st.segment == "" && len(verdicts) == 0 && len(st.lines) == 0 {
+	if w.seg == nil && len(verdicts) == 0 && len(st.lines) == 0 {
 		return nil
 	}
-	st.applied = func() { s.unsettled -= settled }
+	st.applied = func() {
+		s.unsettled -= settled
+		s.merged = nil
+	}
 	if err := s.state.apply(&st); err != nil {
 		return err
 	}
 	bytes := diskBytes(s.state.path)
 	s.mu.Lock()
 	s.stateLen = bytes
-	finished := w.closes && st.cursor.Record >= w.seg.last && st.cursor.Note >= w.seg.notes
+	finished := w.closes && s.finished(w.seg)
+	if s.unsettled == 0 && cap(s.tail) > 64 {
+		s.tail = nil // a burst's memory
+	}
 	s.mu.Unlock()
 	if finished {
 		w.seg.close()
@@ -231,6 +314,7 @@ func (s *Spool) Unsettled(yield func(Record, Exception) bool) error {
 		exceptions[seq] = x
 		oldest = min(oldest, seq)
 	}
+	ahead := s.state.counters
 	cursors := map[uint64]uint64{} // of the segment that begins at the key
 	var firsts []uint64
 	for _, seg := range s.segments {
@@ -247,7 +331,7 @@ func (s *Spool) Unsettled(yield func(Record, Exception) bool) error {
 			return yield(*r, x)
 		}
 		i, _ := slices.BinarySearch(firsts, r.Seq+1)
-		if i > 0 && r.Seq > cursors[firsts[i-1]] {
+		if i > 0 && (r.Seq < ahead.AheadFrom || r.Seq > ahead.AheadTo) && r.Seq > cursors[firsts[i-1]] {
 			x := Exception{Seq: r.Seq}
 			if r.IsDuplicate() {
 				x.State = Waiting

@@ -289,7 +289,7 @@ type model struct {
 	events  []idem.EventID // all, by sequence number
 	state   map[uint64]State
 	winner  map[uint64]uint64
-	cursor  uint64
+	done    map[uint64]bool // settled once, if only to be an exception
 	lines   []idem.EventID
 	told    int // of lines, since the last settlement
 	number  uint64
@@ -380,7 +380,7 @@ func TestCountsAreConserved(t *testing.T) {
 		if err != nil {
 			rt.Fatal(err)
 		}
-		m := &model{state: map[uint64]State{}, winner: map[uint64]uint64{}}
+		m := &model{state: map[uint64]State{}, winner: map[uint64]uint64{}, done: map[uint64]bool{}}
 		m.r = rigIn(rt, dir, func(o *Options) { o.SegmentRecords, o.Horizon, o.LocalSpan = 4, 10*time.Minute, 3500*time.Millisecond })
 		defer func() { m.r.spool.Close(true) }()
 		verdict := func(rec *Record) Verdict {
@@ -420,10 +420,22 @@ func TestCountsAreConserved(t *testing.T) {
 					rt.Fatal(err)
 				}
 			},
+			"go live": func(*rapid.T) { m.r.spool.GoLive() },
 			"settle": func(*rapid.T) {
-				w, err := m.r.spool.Next(rapid.IntRange(1, 6).Draw(rt, "n"))
+				next, live := m.r.spool.Next, rapid.Bool().Draw(rt, "live")
+				if live {
+					next = m.r.spool.NextLive
+				}
+				w, err := next(rapid.IntRange(1, 6).Draw(rt, "n"))
 				if err != nil {
 					rt.Fatal(err)
+				}
+				if !live && len(w.Records) > 0 {
+					for seq := uint64(1); seq < w.Records[0].Seq; seq++ {
+						if !m.done[seq] {
+							rt.Fatalf("work begins at %d, and %d is left", w.Records[0].Seq, seq)
+						}
+					}
 				}
 				var vs []Verdict
 				final := false
@@ -443,9 +455,11 @@ func TestCountsAreConserved(t *testing.T) {
 					}
 				}
 				for i := range w.Records {
-					if m.cursor++; w.Records[i].Seq != m.cursor {
-						rt.Fatalf("work begins at %d, want %d", w.Records[i].Seq, m.cursor)
+					seq := w.Records[i].Seq
+					if m.done[seq] || i > 0 && seq != w.Records[i-1].Seq+1 {
+						rt.Fatalf("work of %d has %d, which is done (%v) or out of order", w.Records[0].Seq, seq, m.done[seq])
 					}
+					m.done[seq] = true
 					take(&w.Records[i])
 				}
 				var lines []Line
@@ -667,4 +681,71 @@ func TestClosedSpool(t *testing.T) {
 		t.Fatalf("%+v", st)
 	}
 	r.open()
+}
+
+// After an outage the scans from now on are settled before the backlog, and each is settled once, whatever is
+// killed in between.
+func TestLiveScansGoBeforeTheBacklog(t *testing.T) {
+	r := newRig(t)
+	settle := func(next func(int) (Work, error), n int) (seqs []uint64) {
+		w, err := next(n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var vs []Verdict
+		for i := range w.Records {
+			seqs = append(seqs, w.Records[i].Seq)
+			vs = append(vs, Verdict{Seq: w.Records[i].Seq, State: Committed})
+		}
+		if err := r.spool.Settle(w, vs, nil); err != nil {
+			t.Fatal(err)
+		}
+		return seqs
+	}
+	scan := func(n int) {
+		for range n {
+			r.os.pass(time.Millisecond)
+			r.scan(r.candidate(fmt.Sprint("item", r.os.boot)))
+		}
+	}
+	want := func(got []uint64, from, to uint64) {
+		t.Helper()
+		for seq := from; seq <= to; seq++ {
+			if uint64(len(got)) != to-from+1 || got[seq-from] != seq {
+				t.Fatalf("settled %v, want %d..%d", got, from, to)
+			}
+		}
+	}
+	scan(10)
+	if w, err := r.spool.NextLive(5); err != nil || !w.Empty() {
+		t.Fatal("something is live before GoLive", err)
+	}
+	r.spool.GoLive()
+	scan(3)
+	want(settle(r.spool.NextLive, 5), 11, 13)
+	want(settle(r.spool.Next, 4), 1, 4)
+	r.reopen(false)
+	scan(1)
+	want(settle(r.spool.NextLive, 5), 14, 14)
+	r.spool.GoLive() // the backlog of before is left: nothing changes
+	scan(1)
+	want(settle(r.spool.NextLive, 5), 15, 15)
+	want(settle(r.spool.Next, 100), 5, 10)
+	if w, err := r.spool.NextLive(5); err != nil || !w.Empty() {
+		t.Fatal("nothing is in front, and yet something is live", err)
+	}
+	if st := r.spool.Stats(); st.Pending != 0 || st.Committed != 15 {
+		t.Fatalf("%+v", st)
+	}
+	scan(2)
+	want(settle(r.spool.Next, 100), 16, 17)
+	scan(5)
+	r.spool.GoLive()
+	scan(1)
+	want(settle(r.spool.NextLive, 5), 23, 23)
+	r.reopen(false)
+	want(settle(r.spool.Next, 100), 18, 22)
+	if st := r.spool.Stats(); st.Pending != 0 || st.Committed != 23 {
+		t.Fatalf("%+v", st)
+	}
 }

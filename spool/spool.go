@@ -72,9 +72,10 @@ type Spool struct {
 
 	mu        sync.Mutex
 	state     *state
-	segments  []*segment // oldest first; the active one is last
-	pruned    []*segment // settled and old, to be unlinked
-	next      uint64     // sequence number of the next record
+	segments  []*segment        // oldest first; the active one is last
+	pruned    []*segment        // settled and old, to be unlinked
+	merged    map[string]cursor // cursors that are on disk with the next settlement
+	next      uint64            // sequence number of the next record
 	unsettled int64
 	tail      []Record
 	stateLen  int64
@@ -211,9 +212,7 @@ func (s *Spool) clear() {
 func (s *Spool) recount() {
 	s.unsettled = int64(len(s.state.exceptions))
 	for _, seg := range s.segments {
-		if c := s.cursorOf(seg); seg.last > c.Record {
-			s.unsettled += int64(seg.last - c.Record)
-		}
+		s.unsettled += s.openIn(seg)
 	}
 	// Every record counted has had a number, also if its segment is gone.
 	c := &s.state.counters
@@ -221,12 +220,30 @@ func (s *Spool) recount() {
 	s.stateLen = diskBytes(s.state.path)
 }
 
+// cursorOf is the progress in a segment, with what was settled ahead once the cursor has come to it. It needs
+// mu.
 func (s *Spool) cursorOf(seg *segment) cursor {
 	c, ok := s.state.cursors[seg.name]
 	if !ok {
 		c.Record = seg.head.First - 1
 	}
+	if a := s.state.counters; a.AheadFrom != 0 && c.Record+1 >= a.AheadFrom {
+		c.Record = max(c.Record, min(seg.last, a.AheadTo))
+	}
 	return c
+}
+
+// openIn counts the records of a segment that no settlement has covered. It needs mu.
+func (s *Spool) openIn(seg *segment) int64 {
+	c, a := s.cursorOf(seg), s.state.counters
+	if seg.last <= c.Record {
+		return 0
+	}
+	n := int64(seg.last - c.Record)
+	if from, to := max(a.AheadFrom, c.Record+1), min(a.AheadTo, seg.last); a.AheadFrom != 0 && from <= to {
+		n -= int64(to - from + 1)
+	}
+	return n
 }
 
 // rebuild fills the local rule's memory and the prefilter from the newest records backwards, until one is

@@ -74,6 +74,9 @@ type counters struct {
 	Unaccounted uint64     `json:"unaccounted"`
 	Base        uint64     `json:"base"` // sequence numbers that no count covers: state.db was lost behind them
 	High        window.UTC `json:"high"` // highest t settled
+	// Records AheadFrom..AheadTo were settled before older ones: live scans go before a backlog.
+	AheadFrom uint64 `json:"ahead_from,omitempty"`
+	AheadTo   uint64 `json:"ahead_to,omitempty"`
 }
 
 // Verdict is what was decided of one record.
@@ -328,11 +331,10 @@ func decodeSettled(b []byte) (number uint64, verdicts []Verdict, err error) {
 
 // settlement is one change of the state.
 type settlement struct {
-	segment    string // whose cursor moves; "" for none
-	cursor     cursor
-	exceptions []Exception // new or changed
-	final      []uint64    // exceptions that are over
-	verdicts   []Verdict   // the final ones, for those who must be told
+	cursors    map[string]cursor // by segment
+	exceptions []Exception       // new or changed
+	final      []uint64          // exceptions that are over
+	verdicts   []Verdict         // the final ones, for those who must be told
 	lines      []Line
 	counters   counters
 	forget     []string // segments that are gone
@@ -356,8 +358,8 @@ func (st *state) apply(s *settlement) error {
 			}
 			return raw(bucket, k, p)
 		}
-		if s.segment != "" {
-			if err := put(bucketCursors, []byte(s.segment), s.cursor); err != nil {
+		for name, c := range s.cursors {
+			if err := put(bucketCursors, []byte(name), c); err != nil {
 				return err
 			}
 		}
@@ -402,8 +404,8 @@ func (st *state) apply(s *settlement) error {
 	}
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	if s.segment != "" {
-		st.cursors[s.segment] = s.cursor
+	for name, c := range s.cursors {
+		st.cursors[name] = c
 	}
 	for _, name := range s.forget {
 		delete(st.cursors, name)
