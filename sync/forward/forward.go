@@ -83,11 +83,12 @@ type Forwarder struct {
 	readyOnce sync.Once
 
 	due      map[uint64]time.Duration // boottime at which an exception is tried again
-	loaded   bool
+	answered bool                     // the ledger has, once
 	backoff  time.Duration
 	compared time.Duration // boottime of the last look at the ledger's clock, 0 for never
 
 	claimsLost chan struct{}
+	calls      chan func() // run between two rounds
 
 	mu          sync.Mutex
 	link        Link
@@ -112,7 +113,7 @@ type Stats struct {
 // New makes a forwarder.
 func New(cfg Config, s *spool.Spool, a idem.Authority, l ledger.Ledger, clock *window.Clock, listener Listener) *Forwarder {
 	return &Forwarder{cfg: cfg, spool: s, authority: a, ledger: l, clock: clock, listener: listener,
-		ready: make(chan struct{}), due: map[uint64]time.Duration{}, link: Online, claimsLost: make(chan struct{}, 1)}
+		ready: make(chan struct{}), due: map[uint64]time.Duration{}, link: Online, claimsLost: make(chan struct{}, 1), calls: make(chan func())}
 }
 
 func (f *Forwarder) String() string { return "forwarder" }
@@ -147,6 +148,7 @@ func (f *Forwarder) Run(ctx context.Context) error {
 		probing.Go(func() { f.probeClaims(ctx, p) })
 	}
 	for ctx.Err() == nil {
+		f.attend()
 		n, err := f.round(ctx)
 		f.readyOnce.Do(func() { close(f.ready) })
 		if ctx.Err() != nil {
@@ -162,6 +164,7 @@ func (f *Forwarder) Run(ctx context.Context) error {
 		f.compareClocks(ctx)
 		if n > 0 {
 			if f.current() == Offline {
+				f.spool.GoLive()
 				f.setLink(Reconciling, nil)
 			}
 			if f.cfg.RateLimit > 0 && f.spool.Backlog() > 0 {
@@ -200,14 +203,80 @@ func (f *Forwarder) sleep(ctx context.Context, d time.Duration, wakes bool) {
 		timer = t.C
 	}
 	var wake <-chan struct{}
+	var calls <-chan func()
 	if wakes {
-		wake = f.spool.Wake()
+		wake, calls = f.spool.Wake(), f.calls
 	}
 	select {
 	case <-ctx.Done():
 	case <-timer:
 	case <-wake:
+	case call := <-calls:
+		call()
 	}
+}
+
+// attend runs the calls that have come.
+func (f *Forwarder) attend() {
+	for {
+		select {
+		case call := <-f.calls:
+			call()
+		default:
+			return
+		}
+	}
+}
+
+// Requeue tries quarantined records again, after what made the ledger refuse them has been mended: those of
+// the given events with their duplicates, or all. It returns how many there were.
+func (f *Forwarder) Requeue(ctx context.Context, events []idem.EventID, all bool) (int, error) {
+	n, failed := 0, error(nil)
+	done := make(chan struct{})
+	call := func() {
+		defer close(done)
+		n, failed = f.requeue(events, all)
+	}
+	select {
+	case f.calls <- call:
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+	<-done
+	return n, failed
+}
+
+func (f *Forwarder) requeue(events []idem.EventID, all bool) (int, error) {
+	var verdicts []spool.Verdict
+	chosen := map[uint64]bool{}
+	for _, x := range f.spool.Exceptions() { // oldest first: a duplicate comes behind its winner
+		if x.State != spool.Quarantined {
+			continue
+		}
+		r, err := f.spool.Load(x.Seq)
+		if err != nil {
+			return 0, err
+		}
+		if !all && !slices.Contains(events, r.Event) && !chosen[r.OfSeq] {
+			continue
+		}
+		chosen[r.Seq] = true
+		v := spool.Verdict{Seq: r.Seq, State: spool.Deferred, Detail: x.Detail}
+		if r.IsDuplicate() {
+			v.State = spool.Waiting
+		}
+		verdicts = append(verdicts, v)
+	}
+	if len(verdicts) == 0 {
+		return 0, nil
+	}
+	if err := f.spool.Settle(spool.Work{}, verdicts, nil); err != nil {
+		return 0, err
+	}
+	for _, v := range verdicts {
+		delete(f.due, v.Seq)
+	}
+	return len(verdicts), nil
 }
 
 func (f *Forwarder) grow(d time.Duration) time.Duration {
@@ -299,8 +368,8 @@ func (f *Forwarder) setLink(l Link, cause error) {
 	}
 }
 
-// round settles one batch and returns how many records and lines it moved. While the ledger is not known to
-// answer, a round without work still asks it.
+// round settles what has come since an outage, then one batch of the backlog, and returns how many records and
+// lines it moved. While the ledger is not known to answer, a round without work still asks it.
 func (f *Forwarder) round(ctx context.Context) (int, error) {
 	moved, err := f.forwardLines(ctx)
 	if err != nil {
@@ -310,27 +379,40 @@ func (f *Forwarder) round(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+	live, err := f.spool.NextLive(f.cfg.Batch)
+	if err == nil && (!live.Empty() || len(retried) > 0) {
+		moved += len(live.Records) + len(retried)
+		err = f.process(ctx, live, retried)
+	}
+	if err != nil {
+		return 0, err
+	}
 	w, err := f.spool.Next(f.cfg.Batch)
 	if err != nil {
 		return 0, err
 	}
-	if w.Empty() && len(retried) == 0 {
-		if moved == 0 && (f.current() == Offline || !f.loaded) {
-			c, cancel := context.WithTimeout(ctx, f.cfg.Timeout)
-			defer cancel()
-			if _, err := f.ledger.Count(c); err != nil {
-				return 0, err
-			}
-			f.loaded = true
-		}
-		return moved, nil
+	if !w.Empty() {
+		return moved + len(w.Records) + len(w.Notes), f.process(ctx, w, nil)
 	}
-	f.loaded = true
+	if moved == 0 && (f.current() == Offline || !f.answered) {
+		c, cancel := context.WithTimeout(ctx, f.cfg.Timeout)
+		defer cancel()
+		if _, err := f.ledger.Count(c); err != nil {
+			return 0, err
+		}
+		f.answered = true
+	}
+	return moved, nil
+}
+
+// process decides on a batch and settles it.
+func (f *Forwarder) process(ctx context.Context, w spool.Work, retried []spool.Record) error {
 	verdicts, err := f.decide(ctx, retried, w.Records)
 	if err != nil {
-		return 0, err
+		return err
 	}
-	return moved + len(verdicts) + len(w.Notes), f.settle(w, retried, verdicts)
+	f.answered = true
+	return f.settle(w, retried, verdicts)
 }
 
 func (f *Forwarder) forwardLines(ctx context.Context) (int, error) {

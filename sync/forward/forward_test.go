@@ -60,6 +60,7 @@ type faultyLedger struct {
 	before error // refuses a call
 	after  error // loses the reply of an Insert that was done
 	hang   bool  // answers only at the caller's time-out
+	refuse string // every row is poison, and why
 	calls  int
 }
 
@@ -84,6 +85,16 @@ func (l *faultyLedger) gate(ctx context.Context) error {
 func (l *faultyLedger) Insert(ctx context.Context, rows []ledger.Row) (ledger.Inserted, error) {
 	if err := l.gate(ctx); err != nil {
 		return ledger.Inserted{}, err
+	}
+	l.mu.Lock()
+	refuse := l.refuse
+	l.mu.Unlock()
+	if refuse != "" {
+		var ins ledger.Inserted
+		for _, r := range rows {
+			ins.Poison = append(ins.Poison, ledger.Poison{Event: r.Event, Detail: refuse})
+		}
+		return ins, nil
 	}
 	ins, err := l.Ledger.Insert(ctx, rows)
 	l.mu.Lock()
@@ -463,6 +474,42 @@ func TestOutageNeedsNoScanToEnd(t *testing.T) {
 	}
 }
 
+// After an outage a scan does not wait for the backlog: live before replay.
+func TestLiveBeforeReplay(t *testing.T) {
+	r := newRig(t)
+	r.ledger.set(errors.New("refused"), nil, false)
+	var items []string
+	for i := range 3000 {
+		items = append(items, fmt.Sprint("L", i))
+	}
+	r.scan(items...)
+	r.start()
+	r.told.until(t, "offline", func() bool { return len(r.told.links) > 0 })
+	r.ledger.set(nil, nil, false)
+	r.told.until(t, "reconciling", func() bool { return len(r.told.links) > 1 && len(r.told.settled) > 0 })
+	live := r.scan("live")[0]
+	bounce := r.scan("L2999")[0] // its winner may still be in the backlog
+	r.final(3002)
+	r.told.mu.Lock()
+	at := 0
+	for i, s := range r.told.settled {
+		if s.Record.Event == live.Event {
+			at = i
+		}
+	}
+	r.told.mu.Unlock()
+	if at > 1500 {
+		t.Errorf("the live scan was settled behind %d of 3000 records of the backlog", at)
+	}
+	if v := r.final(3002)[bounce.Event]; v.State != spool.Suppressed || v.Winner.IsZero() {
+		t.Errorf("bounce of a scan in the backlog: %+v", v)
+	}
+	r.told.until(t, "online at the end", func() bool { return r.told.links[len(r.told.links)-1] == forward.Online })
+	if st := r.spool.Stats(); st.Committed != 3001 || st.Pending != 0 {
+		t.Errorf("%+v", st)
+	}
+}
+
 // The settlement is the last step: what is told twice would count twice. A kill in front of it repeats the
 // work, and finds the own rows.
 func TestStateLostAfterCommit(t *testing.T) {
@@ -566,6 +613,33 @@ func TestPoisonIsQuarantined(t *testing.T) {
 	}
 	r.scan("C")
 	r.final(3)
+}
+
+// What the ledger refused for a mistake of its own is tried again when a person says so.
+func TestRequeue(t *testing.T) {
+	r := newRig(t)
+	r.ledger.refuse = "constraint"
+	recs := r.scan("A", "A", "B")
+	f := r.start()
+	r.told.until(t, "three quarantined", func() bool { return r.told.quarantined == 3 })
+	ctx := context.Background()
+	if n, err := f.Requeue(ctx, []idem.EventID{{9}}, false); n != 0 || err != nil {
+		t.Fatal(n, err)
+	}
+	r.ledger.mu.Lock()
+	r.ledger.refuse = ""
+	r.ledger.mu.Unlock()
+	if n, err := f.Requeue(ctx, []idem.EventID{recs[0].Event}, false); n != 2 || err != nil {
+		t.Fatal(n, err)
+	}
+	r.final(2)
+	if n, err := f.Requeue(ctx, nil, true); n != 1 || err != nil {
+		t.Fatal(n, err)
+	}
+	v := r.final(3)
+	if v[recs[1].Event].Winner != recs[0].Event || r.spool.Stats().Quarantined != 0 {
+		t.Fatalf("%+v", v)
+	}
 }
 
 // Events that come again make no second row, and what is settled is not claimed again after a restart.
