@@ -57,9 +57,9 @@ func (a *faultyAuthority) Claim(ctx context.Context, claims []idem.Claim) []idem
 type faultyLedger struct {
 	ledger.Ledger
 	mu     sync.Mutex
-	before error // refuses a call
-	after  error // loses the reply of an Insert that was done
-	hang   bool  // answers only at the caller's time-out
+	before error  // refuses a call
+	after  error  // loses the reply of an Insert that was done
+	hang   bool   // answers only at the caller's time-out
 	refuse string // every row is poison, and why
 	calls  int
 }
