@@ -49,7 +49,7 @@ type Settled struct {
 type Listener interface {
 	// Settled tells of the final records of one settlement, in order, after it is durable.
 	Settled(number uint64, records []Settled)
-	// LinkChanged tells of a new link, and of another cause of the same outage.
+	// LinkChanged tells of a new link, and of another mistake behind the same outage.
 	LinkChanged(l Link, cause error)
 	// ClaimsChanged tells that the claim authority does not answer (cause), or does again (nil).
 	ClaimsChanged(cause error)
@@ -289,6 +289,14 @@ func jitter(d time.Duration) time.Duration { return time.Duration(rand.Int64N(in
 // probeClaims asks an authority that was away until it answers again. It has a goroutine of its own, so that
 // an authority that never answers delays no commit.
 func (f *Forwarder) probeClaims(ctx context.Context, p pinger) {
+	ask := func() error {
+		c, cancel := context.WithTimeout(ctx, f.cfg.Timeout)
+		defer cancel()
+		return p.Ping(c)
+	}
+	if err := ask(); err != nil && ctx.Err() == nil { // before the first scan has to find out
+		f.setClaims(err)
+	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -300,9 +308,10 @@ func (f *Forwarder) probeClaims(ctx context.Context, p pinger) {
 			if ctx.Err() != nil {
 				return
 			}
-			c, cancel := context.WithTimeout(ctx, f.cfg.Timeout)
-			err := p.Ping(c)
-			cancel()
+			err := ask()
+			if ctx.Err() != nil {
+				return
+			}
 			f.setClaims(err)
 			if err == nil {
 				break
@@ -318,7 +327,7 @@ func (f *Forwarder) setClaims(cause error) {
 	if (f.claimsCause == nil) != (cause == nil) {
 		f.claimsSince = now
 	}
-	changed := (f.claimsCause == nil) != (cause == nil) || cause != nil && f.claimsCause.Error() != cause.Error()
+	changed := (f.claimsCause == nil) != (cause == nil) || mistake(f.claimsCause) != mistake(cause)
 	lost := f.claimsCause == nil && cause != nil
 	f.claimsCause = cause
 	f.mu.Unlock()
@@ -331,6 +340,20 @@ func (f *Forwarder) setClaims(cause error) {
 	if changed {
 		f.listener.ClaimsChanged(cause)
 	}
+}
+
+// mistake is what a person must mend, "" for weather: an outage says something else at every try, and only
+// news of the former kind is worth telling again.
+func mistake(err error) string {
+	var claims *idem.ConfigError
+	var rows *ledger.ConfigError
+	switch {
+	case errors.As(err, &claims):
+		return claims.Error()
+	case errors.As(err, &rows):
+		return rows.Error()
+	}
+	return ""
 }
 
 // compareClocks takes the ledger's clock for the reference of normalized time. Failing is no failure.
@@ -360,7 +383,7 @@ func (f *Forwarder) setLink(l Link, cause error) {
 	if f.link != l {
 		f.since = now
 	}
-	changed := f.link != l || cause != nil && (f.cause == nil || f.cause.Error() != cause.Error())
+	changed := f.link != l || mistake(f.cause) != mistake(cause)
 	f.link, f.cause = l, cause
 	f.mu.Unlock()
 	if changed {
