@@ -122,6 +122,10 @@ func (f *fake) SameAgain(_ context.Context, scanner, eventID string) (SameAgain,
 	return SameAgain{Outcome: "accepted", EventID: "new", Key: "scan:idem:1"}, err
 }
 
+func (f *fake) Requeue(_ context.Context, events []string, all bool) (int, error) {
+	return max(len(events), 1), f.called("requeue %d %t", len(events), all)
+}
+
 func (f *fake) Explain(_ context.Context, key string) (Explanation, error) {
 	return Explanation{Key: key, Text: "told"}, f.called("explain %s", key)
 }
@@ -334,6 +338,14 @@ func TestAnswers(t *testing.T) {
 		{call{method: "POST", path: "/v1/scanners/SCN-04/same-again"}, 200, `{"outcome":"armed"}`, `same-again SCN-04 ""`},
 		{call{method: "POST", path: "/v1/scanners/SCN-04/same-again", body: `{"event_id":"e1"}`}, 201, `{"outcome":"accepted","event_id":"new","key":"scan:idem:1"}`, `same-again SCN-04 "e1"`},
 		{call{method: "POST", path: "/v1/scanners/SCN-04/same-again", body: `{"event_id":""}`}, 400, "field_missing", ""},
+		{call{method: "POST", path: "/v1/spool/requeue", body: `{"event_ids":["e1","e2"]}`}, 200, `{"requeued":2}`, "requeue 2 false"},
+		{call{method: "POST", path: "/v1/spool/requeue", body: `{"all":true}`}, 200, `{"requeued":1}`, "requeue 0 true"},
+		{call{method: "POST", path: "/v1/spool/requeue", body: `{"event_ids":["e1"],"all":true}`}, 400, "field_missing", ""},
+		{call{method: "POST", path: "/v1/spool/requeue", body: `{"event_ids":[]}`}, 400, "field_missing", ""},
+		{call{method: "POST", path: "/v1/spool/requeue", body: `{"all":false}`}, 400, "field_missing", ""},
+		{call{method: "POST", path: "/v1/spool/requeue"}, 400, "bad_json", ""},
+		{call{method: "POST", path: "/v1/spool/requeue", body: `{"events":["e1"]}`}, 400, "bad_json", ""},
+		{call{method: "GET", path: "/v1/spool/requeue"}, 405, "wrong_method", ""},
 		{call{method: "GET", path: "/v1/explain/scan:idem:fc903c16"}, 200, `{"key":"scan:idem:fc903c16","ledger":null,"audit":[],"text":"told"}`, "explain scan:idem:fc903c16"},
 		{call{method: "GET", path: "/v1/spool?limit=2"}, 200, "", "spool 2"},
 		{call{method: "GET", path: "/v1/spool"}, 200, "", "spool 0"},
@@ -436,6 +448,19 @@ func TestClient(t *testing.T) {
 	}
 	if a, err = c.SameAgain(ctx, "SCN-04", "e1"); err != nil || a.EventID != "new" {
 		t.Fatal(a, err)
+	}
+	r.fake.took()
+	n, err := c.Requeue(ctx, nil, true)
+	if err != nil || n != 1 {
+		t.Fatal(n, err)
+	}
+	// Many ids go in several requests, each within the limit of a body.
+	many := slices.Repeat([]string{"019aceee-0000-7000-8000-000000000001"}, 2500)
+	if n, err = c.Requeue(ctx, many, false); err != nil || n != 2500 {
+		t.Fatal(n, err)
+	}
+	if got := strings.Join(r.fake.took(), ";"); got != "requeue 0 true;requeue 1000 false;requeue 1000 false;requeue 500 false" {
+		t.Fatal(got)
 	}
 	x, err := c.Explain(ctx, "fc903c16")
 	if err != nil || x.Key != "fc903c16" || x.Text != "told" {

@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -173,6 +174,27 @@ func (c *Client) SameAgain(ctx context.Context, scanner, eventID string) (SameAg
 	var a SameAgain
 	err := c.call(ctx, http.MethodPost, scannerPath(scanner, "same-again"), map[string]any{"event_id": id}, &a)
 	return a, err
+}
+
+// requeueChunk is how many event ids one request takes: their text stays well below the limit of a body.
+const requeueChunk = 1000
+
+// Requeue tries quarantined records again, those of the named events with their duplicates, or all, and
+// returns how many there were.
+func (c *Client) Requeue(ctx context.Context, events []string, all bool) (int, error) {
+	var r Requeued
+	if all {
+		err := c.call(ctx, http.MethodPost, "/v1/spool/requeue", map[string]any{"all": true}, &r)
+		return r.Requeued, err
+	}
+	n := 0
+	for part := range slices.Chunk(events, requeueChunk) {
+		if err := c.call(ctx, http.MethodPost, "/v1/spool/requeue", map[string]any{"event_ids": part}, &r); err != nil {
+			return n, err
+		}
+		n += r.Requeued
+	}
+	return n, nil
 }
 
 // Ready is nil once the agent's spool is open and its pipeline runs.

@@ -41,6 +41,7 @@ func (s *Server) routes(metrics http.Handler) http.Handler {
 	get("/v1/explain/{key}", s.explain)
 	get("/v1/spool", s.spool)
 	get("/v1/spool/export", s.spoolExport)
+	mux.Handle("/v1/spool/requeue", s.path(methods{http.MethodPost: s.command(s.requeue)}))
 	get("/v1/ledger", s.ledger)
 	get("/v1/audit", s.audit)
 	get("/healthz", s.probe(s.backend.Alive, "not_alive"))
@@ -514,4 +515,19 @@ func (s *Server) sameAgain(ctx context.Context, r *http.Request, body []byte) (i
 		return http.StatusCreated, a, nil
 	}
 	return http.StatusOK, a, nil
+}
+
+func (s *Server) requeue(ctx context.Context, _ *http.Request, body []byte) (int, any, error) {
+	var q struct {
+		EventIDs []string `json:"event_ids"`
+		All      bool     `json:"all"`
+	}
+	if err := decode(body, &q); err != nil {
+		return 0, nil, err
+	}
+	if q.All == (len(q.EventIDs) > 0) {
+		return 0, nil, badRequest("field_missing", "cannot tell which records to requeue", "write event_ids, or all as true, not both")
+	}
+	n, err := s.backend.Requeue(ctx, q.EventIDs, q.All)
+	return http.StatusOK, Requeued{n}, err
 }

@@ -152,6 +152,11 @@ type SameAgain struct {
 	Key     string `json:"key,omitempty"`
 }
 
+// Requeued is the answer to a requeue.
+type Requeued struct {
+	Requeued int `json:"requeued"`
+}
+
 // Explanation tells why a scan was committed or suppressed.
 type Explanation struct {
 	Key    string       `json:"key"`
@@ -250,6 +255,9 @@ type Backend interface {
 	// SameAgain turns a told duplicate into a new event; with eventID "" the scanner's last one, if it is at
 	// most 60 s old, else the next scan is armed.
 	SameAgain(ctx context.Context, scanner, eventID string) (SameAgain, error)
+	// Requeue tries quarantined records again: those of the named events with their duplicates, or all. It
+	// returns how many there were.
+	Requeue(ctx context.Context, events []string, all bool) (int, error)
 	// Ready is nil once the spool is open and the pipeline runs.
 	Ready() error
 	// Alive is nil while the pipeline turns.
