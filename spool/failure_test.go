@@ -165,6 +165,37 @@ func TestRecordsBehindTheCutAreIgnored(t *testing.T) {
 	}
 }
 
+// Every t that a record has was reserved before, so that a later run on a bad clock begins behind it.
+func TestEveryTIsReserved(t *testing.T) {
+	r := newRig(t)
+	for range 5 {
+		d := r.later(50*time.Second, "A")
+		side, _, err := readSidecar(r.path(""))
+		if err != nil || side.Clock.Reserved <= d.Record.At {
+			t.Fatalf("t %v, reserved up to %v; %v", d.Record.At, side.Clock.Reserved, err)
+		}
+	}
+}
+
+// What a failed attempt left in the place of a segment does not stay in the way.
+func TestHalfMadeSegmentIsInNobodysWay(t *testing.T) {
+	r := newRig(t)
+	r.later(0, "A")
+	if err := os.WriteFile(r.path(segmentName(r.spool.epoch, r.spool.next)), make([]byte, 16384), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.spool.roll(); err == nil {
+		t.Fatal("a segment is made of zeros")
+	}
+	if err := r.spool.roll(); err != nil {
+		t.Fatal(err)
+	}
+	r.later(0, "B")
+	if got := r.records(); len(got) != 2 {
+		t.Fatalf("%d records", len(got))
+	}
+}
+
 func TestBoundOnRecords(t *testing.T) {
 	r := newRig(t, func(o *Options) { o.MaxRecords = 20 })
 	var last Decision
@@ -394,6 +425,12 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
+func writeAny(dir string) error {
+	path := filepath.Join(dir, "any")
+	defer os.Remove(path)
+	return os.WriteFile(path, make([]byte, 4096), 0o600)
+}
+
 func onSmallDisk(t *testing.T, dir string) {
 	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
 		t.Fatal(err)
@@ -459,6 +496,28 @@ func onSmallDisk(t *testing.T, dir string) {
 			}
 		}
 	}
+	// A start on a disk that something else has filled gives the reserve up, and can drain.
+	r.scan(r.candidate("before"))
+	n++
+	r.kill()
+	ballast, err := os.Create(filepath.Join(dir, "ballast"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for err == nil {
+		_, err = ballast.Write(make([]byte, 4096))
+	}
+	if err := ballast.Close(); err != nil || !IsNoSpace(writeAny(dir)) {
+		t.Fatalf("the disk is not full: %v", err)
+	}
+	r.open()
+	refused()
+	r.drain()
+	if err := os.Remove(ballast.Name()); err != nil {
+		t.Fatal(err)
+	}
+	recover()
+	check()
 	for round := range 4 {
 		fill()
 		t.Logf("the disk was full after %d", n)

@@ -168,7 +168,17 @@ func commitUntilKilled(t *testing.T, dir string) {
 	}
 	go func() { // settles most of it, and lets some wait
 		for {
-			w, err := s.Next(100)
+			if rand.IntN(20) == 0 {
+				s.GoLive()
+			}
+			next := s.Next
+			if rand.IntN(2) == 0 {
+				next = s.NextLive
+			}
+			w, err := next(1 + rand.IntN(100))
+			if err == nil && w.Empty() {
+				w, err = s.Next(100)
+			}
 			if err != nil {
 				panic(err)
 			}

@@ -368,6 +368,22 @@ func TestSuspectClock(t *testing.T) {
 			}
 		}
 	})
+	t.Run("stepped back long ago, then restarted", func(t *testing.T) {
+		for _, clean := range []bool{false, true} {
+			r := newRig(t)
+			r.os.pass(50 * time.Second) // later than the sidecar's clock
+			bound := r.scan(r.candidate("A")).Record.At
+			r.clock.Correct(bound.Add(-time.Hour), 0)
+			for i := range 15 { // until A is older than what a restart reads
+				r.later(time.Minute, fmt.Sprint(i))
+				if err := r.spool.Maintain(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			r.reopen(clean)
+			check(t, r, bound)
+		}
+	})
 	t.Run("shared scanner", func(t *testing.T) {
 		r := newRig(t)
 		c := r.candidate("A")

@@ -440,10 +440,12 @@ func TestMissingFiles(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			before := r.snapshot()
 			if s, err := Open(r.path(""), r.opts); err == nil {
 				s.Close(false)
 				t.Errorf("%s, empty %v: the spool opens", filepath.Base(path), empty)
 			}
+			r.sameFiles(before)
 			r.spool = &Spool{} // nothing left to close
 		}
 	}

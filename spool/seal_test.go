@@ -117,6 +117,10 @@ func TestWrongKey(t *testing.T) {
 			if _, err := Open(r.path(""), o); !errors.As(err, &wrong) || wrong.KeyID != id || !strings.Contains(err.Error(), id) {
 				t.Fatalf("with another key: %v", err)
 			}
+			o.Keys = &KeyRing{current: id, keys: map[string][]byte{id: bytes.Repeat([]byte{1}, 32)}} // the id is short
+			if _, err := Open(r.path(""), o); !errors.As(err, &wrong) {
+				t.Fatalf("with another key of the same id: %v", err)
+			}
 			r.sameFiles(before)
 			if err := os.WriteFile(keyPath(r), right, 0o600); err != nil {
 				t.Fatal(err)

@@ -31,6 +31,11 @@ func TestCursorsOverSegments(t *testing.T) {
 	if n := r.spool.Stats().Segments; n != 4 {
 		t.Fatalf("%d segments", n)
 	}
+	for i, seg := range r.spool.segments {
+		if mapped := seg.db != nil; mapped != (i == 3) {
+			t.Fatalf("segment %d of 4 is mapped: %v", i, mapped)
+		}
+	}
 	var seqs []uint64
 	for _, n := range []int{7, 7, 7, 100, 1, 100} {
 		r.reopen(len(seqs)%2 == 0)
@@ -181,6 +186,11 @@ func TestExceptions(t *testing.T) {
 	if n != 3 || len(last) != 2 || last[0].State != Committed || last[1].State != Suppressed || last[1].Winner != rec.Event || last[1].Key != rec.Keys.Idem {
 		t.Fatalf("settlement %d: %+v", n, last)
 	}
+	younger := r.later(time.Second, "younger")
+	if at := r.spool.Stats().Oldest; at != younger.Record.At {
+		t.Fatalf("oldest pending %v, want %v", at, younger.Record.At)
+	}
+	r.drain()
 	settle(Verdict{Seq: 4, State: Committed})
 	want(0, 0)
 	r.os.pass(time.Hour)

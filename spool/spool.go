@@ -66,6 +66,7 @@ type Spool struct {
 	active *segment
 	begun  bool       // Begin has succeeded: until then the run before is not over
 	strays []string   // files that a crash left behind
+	steps  uint64     // of the clock, when the sidecar was written
 	high   window.UTC // highest t in the records that were read at the start
 
 	wake chan struct{}
@@ -402,6 +403,7 @@ func (s *Spool) roll() error {
 
 // writeSidecar writes the chain as it is, with one more segment if add names one.
 func (s *Spool) writeSidecar(add segmentEntry) error {
+	s.steps = s.clock.Stats().Steps
 	s.side.Clock = s.clock.Mark(reserveAhead)
 	s.side.Segments = s.side.Segments[:0]
 	s.mu.Lock()
@@ -419,7 +421,8 @@ func (s *Spool) writeSidecar(add segmentEntry) error {
 	return s.side.write(s.dir)
 }
 
-// Maintain does what can wait until no scan is waiting: it renews the reservation of t, unlinks what Prune
+// Maintain does what can wait until no scan is waiting: it renews the reservation of t, also when the clock has
+// stepped back, unlinks what Prune
 // has set aside, ends a settled active segment that stands in the way of new scans, and rebuilds the reserve
 // that a full disk has used up. A disk that is still full is no error. The intake calls it.
 func (s *Spool) Maintain() error {
@@ -440,7 +443,7 @@ func (s *Spool) Maintain() error {
 	if inTheWay {
 		try(s.roll())
 	}
-	if s.clock.Now().T.Add(reserveAgain) >= s.side.Clock.Reserved {
+	if s.clock.Now().T.Add(reserveAgain) >= s.side.Clock.Reserved || s.clock.Stats().Steps != s.steps {
 		try(s.writeSidecar(segmentEntry{}))
 	}
 	return errors.Join(errs...)
