@@ -202,7 +202,7 @@ func TestKilledAgain(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { s.Close() })
+		t.Cleanup(func() { unplug(s) })
 		people = append(people, &person{Scanner: s, h: h, stream: stream, work: sim.NewWorkload(seed + uint64(i)<<32), rnd: rand.New(rand.NewPCG(seed, uint64(i)+2)), byTone: i%2 == 0})
 		stream.Wait(t, 0, id+" is read", isReading(id))
 		s.Opened()
@@ -232,7 +232,7 @@ func TestKilledAgain(t *testing.T) {
 		set(nil)
 		for _, p := range people {
 			// Bytes that the dead agent had not read are gone, as those of a closed port are.
-			p.Unplug()
+			unplug(p.Scanner)
 		}
 		proc = h.Start(t)
 		plugAll(from)

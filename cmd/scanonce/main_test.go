@@ -82,9 +82,16 @@ func plugAs(t testing.TB, h *testenv.Home, st *testenv.Stream, id, suffix string
 	if g.Scanner, err = sim.Plug(id, h.Port(id), sim.Framing{Suffix: suffix}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { g.Close() })
+	t.Cleanup(func() { unplug(g.Scanner) })
 	g.reading()
 	return g
+}
+
+// unplug takes a scanner away, its link first: the number of its pseudo terminal is given to the next one, and
+// through a link that is left an agent would hear another test's scanner.
+func unplug(s *sim.Scanner) {
+	os.Remove(s.Path)
+	s.Unplug()
 }
 
 func (g *gun) reading() {

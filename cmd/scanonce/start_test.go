@@ -109,7 +109,7 @@ func TestMissingPort(t *testing.T) {
 	if err := g.Write([]byte("]d201")); err != nil {
 		t.Fatal(err)
 	}
-	g.Unplug()
+	unplug(g.Scanner)
 	st.Wait(t, g.pos, "the unplug", func(e *testenv.Event) bool { return e.Kind == "device" && e.State == "absent" || e.State == "backoff" })
 	g.pos = st.Len()
 	if err := g.Replug(); err != nil {
@@ -241,7 +241,7 @@ func TestUnwritableSocket(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.Close()
+	defer unplug(s)
 	if err := s.Type(bottle); err != nil {
 		t.Fatal(err)
 	}
@@ -456,7 +456,7 @@ func TestStopUnderLoad(t *testing.T) {
 	p.Stop(t)
 	rows := h.Ledger(t)
 	checkStores(t, rows, h.Audit(t))
-	g.Unplug()
+	unplug(g.Scanner)
 	n := <-heard
 	tones, _ := g.Feedback(canceled(), 2*ahead)
 	if n += strings.Count(tones, "G"); n != len(rows) || n < 100-ahead {
