@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 
+	"scanonce/capture"
 	"scanonce/internal/agent"
 	"scanonce/internal/api"
 	"scanonce/internal/config"
@@ -155,6 +156,27 @@ func TestInstant(t *testing.T) {
 	}
 	if _, err := instant("--since", "2026-11-32"); err == nil {
 		t.Error("a day that does not exist was taken")
+	}
+}
+
+func TestDayOfDecode(t *testing.T) {
+	machine := func() (capture.Date, error) { return capture.Date{Year: 2031, Month: 2, Day: 3}, nil }
+	for _, c := range []struct {
+		now     string
+		vectors bool
+		want    string
+	}{
+		{"", false, "2031-02-03"},
+		{"", true, "2026-11-29"},
+		{"2028-01-01", false, "2028-01-01"},
+		{"2028-01-01", true, "2028-01-01"},
+	} {
+		if d, err := day(c.now, c.vectors, machine); err != nil || d.String() != c.want {
+			t.Errorf("%+v: %v, %v", c, d, err)
+		}
+	}
+	if d, err := localDay(); err != nil || d.Year < 2024 {
+		t.Errorf("the machine's day: %v, %v", d, err)
 	}
 }
 

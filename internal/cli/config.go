@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"scanonce/internal/agent"
 	"scanonce/internal/config"
 )
 
@@ -13,12 +14,17 @@ func (a *app) checkConfigVerb() *cobra.Command {
 	return &cobra.Command{
 		Use:   "check-config",
 		Short: "Check the configuration",
-		Long:  "Check the configuration from all its sources. Every problem is told with its file, line and what to write.",
-		Args:  takes(),
+		Long: `Check the configuration from all its sources. Every problem is told with its file, line and what to write.
+What is known of the stores without a connection is checked too: their addresses, password and certificate
+files. The agent runs and captures without its stores, and tells of them in its status.`,
+		Args: takes(),
 		RunE: func(*cobra.Command, []string) error {
 			c, err := a.load()
 			if err != nil {
 				return err
+			}
+			if err := agent.Check(c); err != nil { // run goes on without its stores, but not unseen
+				return told(err)
 			}
 			from := "built-in defaults"
 			if files := c.Files(); len(files) > 0 {

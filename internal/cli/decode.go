@@ -28,12 +28,13 @@ of the configuration, and with --scanner that scanner's peculiarities. Exit code
 
 With --jsonl each line is a JSON object: "in" is the scan with \u001d for GS, "ctx" (optional) sets now,
 gs_substitute, ndc_directory and rx_profiles for this line, "id" is repeated. Then the exit code is 0 unless
-a line is no such object, 2.`,
+a line is no such object, 2. Without now and --now its day is 2026-11-29, as in the published vectors, so that
+the output does not depend on the day.`,
 		Example: `  printf ']d20100300937214106211\x1d1727113010A1207\n' | scanonce decode
   scanonce decode --jsonl < vectors.jsonl`,
 		Args: takes(),
 		RunE: func(*cobra.Command, []string) error {
-			today, err := day(now)
+			today, err := day(now, jsonl, localDay)
 			if err != nil {
 				return err
 			}
@@ -60,20 +61,28 @@ a line is no such object, 2.`,
 		},
 	}
 	cmd.Flags().BoolVar(&jsonl, "jsonl", false, "read a JSON object a line")
-	cmd.Flags().StringVar(&now, "now", "", "the local `DATE`, which decides the century of two-digit years (default: today)")
+	cmd.Flags().StringVar(&now, "now", "", "the local `DATE`, which decides the century of two-digit years (default: today; with --jsonl "+vectorDay+")")
 	cmd.Flags().StringVar(&scanner, "scanner", "", "read as from the configured scanner `ID`")
 	return cmd
 }
 
-// day is the date in s, or the machine's local day.
-func day(s string) (capture.Date, error) {
-	if s != "" {
-		d, err := capture.ParseDate(s)
-		if err != nil {
-			return d, usage(err.Error(), "write --now as 2026-11-29")
-		}
-		return d, nil
+// vectorDay is the day of a vector that names none.
+const vectorDay = "2026-11-29"
+
+// day is the one that --now says, else that of vectors, or for raw lines the machine's.
+func day(now string, vectors bool, machine func() (capture.Date, error)) (capture.Date, error) {
+	if now == "" && !vectors {
+		return machine()
 	}
+	d, err := capture.ParseDate(or(now, vectorDay))
+	if err != nil {
+		return d, usage(err.Error(), "write --now as 2026-11-29")
+	}
+	return d, nil
+}
+
+// localDay is the machine's local day.
+func localDay() (capture.Date, error) {
 	host, err := window.Host()
 	if err != nil {
 		return capture.Date{}, told(err)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"scanonce/idem"
 	"scanonce/internal/api"
 )
 
@@ -50,6 +51,57 @@ running agent or, if none runs, the state folder.`,
 		},
 	}
 	outFlag(cmd, &out)
+	return cmd
+}
+
+func (a *app) spoolRequeueVerb() *cobra.Command {
+	var all bool
+	cmd := &cobra.Command{
+		Use:   "requeue EVENT_ID...|--all",
+		Short: "Try quarantined records again",
+		Long: `Try records again that the ledger had refused for good, once its cause is mended: those named, with their
+duplicates, or all. It needs the running agent. Exit code 1: none of those named is quarantined.`,
+		Example: `  scanonce spool ls
+  scanonce spool requeue 019aceee-0000-7000-8000-000000000001`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if all == (len(args) > 0) {
+				detail := "cannot requeue without knowing which records"
+				if all {
+					detail = "cannot use event ids and --all together"
+				}
+				return usage(detail, "write the event ids that scanonce spool ls shows, or --all")
+			}
+			for _, id := range args {
+				if _, err := idem.ParseEventID(id); err != nil {
+					return usage(err.Error(), "scanonce spool ls shows the event ids")
+				}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			n, err := c.Requeue(cmd.Context(), args, all)
+			if err != nil {
+				return told(err)
+			}
+			text := fmt.Sprintf("%d records requeued; scanonce spool ls tells what became of them\n", n)
+			if n == 0 {
+				text = "nothing requeued: no such record is quarantined\n"
+			}
+			if err := a.print(api.Requeued{Requeued: n}, text); err != nil {
+				return err
+			}
+			if n == 0 && !all {
+				return bad()
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&all, "all", false, "every quarantined record")
 	return cmd
 }
 
