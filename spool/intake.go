@@ -90,10 +90,12 @@ func (b *Batch) Decide(c *Candidate) (Decision, error) {
 	keys := id.Keys(c.Policy, c.At.T)
 	suspect := c.At.Suspect(c.Policy)
 	mark := len(b.undo)
+	// The prefilter goes first: of what it has surely not seen nothing is looked up.
+	perhaps := s.filter.Ask(c.Physical, keys.Idem, keys.Edge) == bloom.PerhapsSeen
 	var winner *acceptance
 	var reason string
 	if c.Converts == 0 {
-		winner, reason = b.repeated(c, &keys, suspect)
+		winner, reason = b.repeated(c, &keys, perhaps, suspect)
 	}
 	if err := s.room(len(b.records), winner != nil); err != nil {
 		b.rollback(mark)
@@ -109,7 +111,7 @@ func (b *Batch) Decide(c *Candidate) (Decision, error) {
 		b.records = append(b.records, r)
 		return Decision{r, Winner{winner.event, winner.at}}, nil
 	}
-	if c.Again || c.Converts != 0 || suspect || s.recent.holder(&keys) != nil {
+	if c.Again || c.Converts != 0 || suspect || perhaps && s.recent.holder(&keys) != nil {
 		id.Again = r.Event.String()
 		keys = id.Keys(c.Policy, c.At.T)
 	}
@@ -126,11 +128,9 @@ func (b *Batch) Decide(c *Candidate) (Decision, error) {
 	return Decision{Record: r}, nil
 }
 
-// repeated finds the acceptance that a frame repeats, and why. The prefilter goes first: only what it may
-// have seen is looked up.
-func (b *Batch) repeated(c *Candidate, keys *idem.Keys, suspect bool) (*acceptance, string) {
+// repeated finds the acceptance that a frame repeats, and why.
+func (b *Batch) repeated(c *Candidate, keys *idem.Keys, perhaps, suspect bool) (*acceptance, string) {
 	s := b.s
-	perhaps := s.filter.Ask(c.Physical, keys.Idem, keys.Edge) == bloom.PerhapsSeen
 	var winner *acceptance
 	if perhaps {
 		winner = s.recent.match(c.Physical, c.At.Boot, c.Act, c.Resend)

@@ -421,9 +421,8 @@ func (s *Spool) writeSidecar(add segmentEntry) error {
 	return s.side.write(s.dir)
 }
 
-// Maintain does what can wait until no scan is waiting: it renews the reservation of t, also when the clock has
-// stepped back, unlinks what Prune
-// has set aside, ends a settled active segment that stands in the way of new scans, and rebuilds the reserve
+// Maintain does what can wait until no scan is waiting: it renews the reservation of t, also when the clock
+// has stepped back, unlinks what Prune has set aside, ends a settled active segment that stands in the way of new scans, and rebuilds the reserve
 // that a full disk has used up. A disk that is still full is no error. The intake calls it.
 func (s *Spool) Maintain() error {
 	s.mu.Lock()
