@@ -8,6 +8,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"runtime/pprof"
 	"slices"
@@ -24,13 +25,14 @@ func main() {
 	}
 }
 
-func run(args []string) error {
+func run(args []string) (err error) {
 	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
 	rounds := fs.Int("rounds", 7, "interleaved `rounds` of each comparison")
 	quick := fs.Bool("quick", false, "watch the idle agent for 30 s, not 60")
-	only := fs.String("rows", "F2,F3,F7,F8,S5", "`ids` of the rows to measure")
+	only := fs.String("rows", "F1,F2,F3,F4,F5,F6,F7,F8,S5", "`ids` of the rows to measure")
 	scratch := fs.String("dir", os.TempDir(), "`folder` for the measured files: its file system is what is measured")
 	program := fs.String("program", "", "scanonce `binary` to measure; built if empty")
+	allocs := fs.String("memprofile", "", "write the allocations of this process to `file` at the end")
 	profile := fs.String("cpuprofile", "", "write a CPU profile of this process to `file`")
 	if err := fs.Parse(args); err != nil {
 		return err
@@ -47,7 +49,8 @@ func run(args []string) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	m := &bench{host: host, dir: dir, rounds: *rounds}
+	m := &bench{host: host, dir: dir, rounds: *rounds, tb: &process{dir: dir}}
+	defer func() { err = errors.Join(err, m.tb.end()) }()
 	fmt.Println("machine:", machine(dir))
 	busy, err := newBusy()
 	if err != nil {
@@ -66,25 +69,24 @@ func run(args []string) error {
 	}
 	want := strings.Split(*only, ",")
 	has := func(id string) bool { return slices.Contains(want, id) }
-	if *program == "" && (has("F2") || has("F8")) {
+	if *program == "" && (has("F1") || has("F2") || has("F6") || has("F8")) {
 		if *program, err = build(context.Background(), dir); err != nil {
 			return err
 		}
 	}
-	var rows []row
-	measure := func(id string, f func() ([]row, error)) error {
-		if !has(id) {
-			return nil
+	measured := map[string][]row{} // by id; measured in another order than printed
+	measure := func(id string, f func() ([]row, error)) {
+		if err != nil || !has(id) {
+			return
 		}
-		r, err := f()
-		if err != nil {
-			return fmt.Errorf("%s: %w", id, err)
+		r, ferr := f()
+		if ferr != nil {
+			err = fmt.Errorf("%s: %w", id, ferr)
 		}
-		rows = append(rows, r...)
-		return nil
+		measured[id] = append(measured[id], r...)
 	}
 	var watch *idle
-	if has("F8") { // it needs only time, and takes nothing from the others
+	if has("F8") { // it needs only time, and takes nothing from rows that do not count this process's time
 		span := 60 * time.Second
 		if *quick {
 			span = 30 * time.Second
@@ -93,23 +95,37 @@ func run(args []string) error {
 			return fmt.Errorf("F8: %w", err)
 		}
 	}
-	err = measure("F2", func() ([]row, error) { return m.local(*program) })
-	if err == nil {
-		err = measure("F3", m.intake)
-	}
-	if err == nil {
-		err = measure("S5", m.size)
-	}
-	if err == nil {
-		err = measure("F7", m.compute)
-	}
+	measure("F2", func() ([]row, error) { return m.local(*program) })
+	measure("F3", m.intake)
+	measure("S5", m.size)
+	measure("F7", m.compute)
 	if watch != nil {
 		r, werr := watch.rows()
-		rows = append(rows, r...)
+		measured["F8"] = r
 		err = errors.Join(err, werr)
 	}
+	measure("F1", func() ([]row, error) { return m.lone(*program) })
+	measure("F4", m.drain)
+	if !has("F5") {
+		measure("F6", m.burst)
+	} else {
+		measure("F5", m.burst)
+	}
+	measure("F6", func() ([]row, error) { return m.pacedCost(*program) })
 	if err != nil {
 		return err
+	}
+	if m.central != nil {
+		fmt.Println("stores:", m.central.version(context.Background()))
+	}
+	var rows []row
+	for _, id := range slices.Sorted(maps.Keys(measured)) {
+		rows = append(rows, measured[id]...)
+	}
+	if *allocs != "" {
+		if err := writeAllocs(*allocs); err != nil {
+			return err
+		}
 	}
 	if err := printTable(os.Stdout, rows); err != nil {
 		return err
@@ -120,4 +136,12 @@ func run(args []string) error {
 	}
 	fmt.Printf("other programs had %.0f %% of the cores meanwhile\n", 100*share)
 	return nil
+}
+
+func writeAllocs(path string) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(pprof.Lookup("allocs").WriteTo(f, 0), f.Close())
 }

@@ -20,14 +20,21 @@ type attended struct {
 	cmd     *exec.Cmd
 	scanner *sim.Scanner
 	label   *label
+	socket  string
 	ctx     context.Context
 	cancel  context.CancelFunc
+
+	committed chan error // one for each scan, once followed; an error is the stream's end
 }
 
 const (
 	answerTime = 20 * time.Second
 	stopTime   = 10 * time.Second
 )
+
+// agentsLabels is where the serial numbers of an agent's labels begin: in one ledger with an outbox's, both are
+// movements of their own.
+const agentsLabels = 5_000_000_000
 
 // build makes the program into dir.
 func build(ctx context.Context, dir string) (string, error) {
@@ -39,8 +46,9 @@ func build(ctx context.Context, dir string) (string, error) {
 	return to, nil
 }
 
-// attend starts the program in dir and returns when it reads its scanner and has answered a first scan.
-func attend(program, dir string) (a *attended, err error) {
+// attend starts the program in dir, with more settings, and returns when it reads its scanner and has answered a
+// first scan.
+func attend(program, dir, settings string) (a *attended, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -58,7 +66,7 @@ id = %q
 transport = "serial"
 path = %q
 feedback = { good = "G", duplicate = "D", reject = "R" }
-`, facility, filepath.Join(dir, "state"), socket, list, scannerID, port)
+%s`, facility, filepath.Join(dir, "state"), socket, list, scannerID, port, settings)
 	if err := errors.Join(os.WriteFile(list, []byte(listedNDC+"\n"), 0o600), os.WriteFile(file, []byte(text), 0o600)); err != nil {
 		return nil, err
 	}
@@ -67,7 +75,7 @@ feedback = { good = "G", duplicate = "D", reject = "R" }
 		return nil, err
 	}
 	defer log.Close()
-	a = &attended{label: newLabel(), cmd: exec.Command(program, "run", "--config", file)}
+	a = &attended{label: &label{data: newLabel().data, n: agentsLabels}, socket: socket, cmd: exec.Command(program, "run", "--config", file)}
 	a.ctx, a.cancel = context.WithCancel(context.Background())
 	for _, e := range os.Environ() {
 		if !strings.HasPrefix(e, "SCANONCE_") && !strings.HasPrefix(e, "NOTIFY_SOCKET=") && !strings.HasPrefix(e, "WATCHDOG_") {
@@ -132,6 +140,41 @@ func (a *attended) scan() error {
 		err = fmt.Errorf("cannot measure: the agent answered %q to a new label", got)
 	}
 	return err
+}
+
+// follow begins to hear of commits. The scans before are committed, or not told of.
+func (a *attended) follow() error {
+	client := api.NewClient(a.socket)
+	from, err := client.Position(a.ctx)
+	if err != nil {
+		client.Close()
+		return err
+	}
+	a.committed = make(chan error, 1)
+	go func() {
+		defer client.Close()
+		err := client.Follow(a.ctx, from, []string{"committed"}, func(api.Event) error {
+			a.committed <- nil
+			return nil
+		})
+		a.committed <- errors.Join(err, errors.New("cannot follow the agent's events any longer"))
+	}()
+	return nil
+}
+
+// scanCommitted types a new label and waits for the event that it is committed.
+func (a *attended) scanCommitted() error {
+	if err := a.scan(); err != nil {
+		return err
+	}
+	limit := time.NewTimer(answerTime)
+	defer limit.Stop()
+	select {
+	case err := <-a.committed:
+		return err
+	case <-limit.C:
+		return errors.New("cannot measure: the agent does not say that a scan is committed")
+	}
 }
 
 func (a *attended) close() error {
