@@ -33,19 +33,19 @@ func (a *agent) Requeue(ctx context.Context, events []string, all bool) (int, er
 	}
 	if n > 0 {
 		a.log.Info("quarantined records are tried again", "records", n)
-		a.endQuarantine()
+		a.alarms.endQuarantine(func() int64 { return a.spool.Stats().Quarantined })
 	}
 	return n, nil
 }
 
 // endQuarantine ends the alarm if nothing is quarantined any more. The forwarder may refuse a record again
 // at the same moment: the second look keeps that alarm up.
-func (a *agent) endQuarantine() {
-	if a.spool.Stats().Quarantined > 0 {
+func (al *alarms) endQuarantine(quarantined func() int64) {
+	if quarantined() > 0 {
 		return
 	}
-	a.alarms.clear(alarmQuarantined)
-	if a.spool.Stats().Quarantined > 0 {
-		a.alarms.set(alarmQuarantined, "records are set aside that the ledger refuses", "look at them with scanonce spool ls and call support; nothing else is held up")
+	al.clear(alarmQuarantined)
+	if quarantined() > 0 {
+		al.set(alarmQuarantined, "records are set aside that the ledger refuses", "look at them with scanonce spool ls and call support; nothing else is held up")
 	}
 }

@@ -28,7 +28,10 @@ type running struct {
 const agentTime = 30 * time.Second
 
 // startAgentProcess runs the agent in a new folder until it says that it is ready.
-func startAgentProcess(t *testing.T) *running {
+func startAgentProcess(t *testing.T) *running { return startAgentWith(t, "") }
+
+// startAgentWith is startAgentProcess with more tables in the configuration.
+func startAgentWith(t *testing.T, tables string) *running {
 	t.Helper()
 	// The socket's path must be short.
 	dir, err := os.MkdirTemp("", "scanonce-test-")
@@ -37,7 +40,7 @@ func startAgentProcess(t *testing.T) *running {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	r := &running{dir: dir, config: filepath.Join(dir, "scanonce.toml"), socket: filepath.Join(dir, "state", "scanonce.sock"), log: new(bytes.Buffer)}
-	text := fmt.Sprintf("[agent]\nfacility_uuid = \"FAC-1\"\nstate_dir = %q\n[api]\nsocket = %q\n[[scanner]]\nid = \"SCN-04\"\npath = %q\nfeedback = { good = \"G\", duplicate = \"D\" }\n",
+	text := tables + fmt.Sprintf("\n[agent]\nfacility_uuid = \"FAC-1\"\nstate_dir = %q\n[api]\nsocket = %q\n[[scanner]]\nid = \"SCN-04\"\npath = %q\nfeedback = { good = \"G\", duplicate = \"D\" }\n",
 		filepath.Join(dir, "state"), r.socket, filepath.Join(dir, "scn04"))
 	if err := os.WriteFile(r.config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
@@ -171,6 +174,28 @@ func TestVerbsBesideAnAgent(t *testing.T) {
 		audit, _ := call(t, exitOK, with("audit", "export")...)
 		if n := strings.Count(audit, `"outcome":"committed"`); n != 3 {
 			t.Errorf("audit export has %d committed lines:\n%s", n, audit)
+		}
+		verify, _ := call(t, exitOK, with("--json", "audit", "verify", "--ledger")...)
+		if want := `{"ok":true,"lines":4,"declared_gaps":0,"first_bad":null,"ledger_only":[],"audit_only":[]}` + "\n"; verify != want {
+			t.Errorf("audit verify: %s, want %s", verify, want)
+		}
+		trail := filepath.Join(r.dir, "audit.jsonl")
+		call(t, exitOK, with("audit", "export", "-o", trail)...)
+		if out, _ := call(t, exitOK, with("audit", "verify", trail, "--ledger")...); out != "ok: 4 lines, 0 declared gaps\n" {
+			t.Errorf("audit verify of a file: %s", out)
+		}
+		b, err := os.ReadFile(trail)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Without the committed line of a key, and with a key that the ledger does not have.
+		forged := strings.Replace(string(b), key, "scan:idem:"+strings.Repeat("0", 64), 1)
+		if err := os.WriteFile(trail, []byte(forged), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		out, _ := call(t, exitBad, with("--json", "audit", "verify", trail, "--ledger")...)
+		if v := objects(t, out)[0]; fmt.Sprint(v["ledger_only"]) != "["+key+"]" || fmt.Sprint(v["audit_only"]) != "[scan:idem:"+strings.Repeat("0", 64)+"]" {
+			t.Errorf("audit verify of a forged file: %s", out)
 		}
 		explain, _ := call(t, exitOK, with("--json", "explain", shortKey(key))...)
 		if e := objects(t, explain)[0]; e["key"] != key || e["ledger"] == nil {
