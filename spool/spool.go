@@ -306,13 +306,9 @@ func (s *Spool) rebuild() error {
 	return nil
 }
 
-// Mark is the clock's state that the run before left, and highWater the highest t known to be used.
+// Mark is the clock's state that the run before left, and highWater the highest t in what was read.
 func (s *Spool) Mark() (m window.Mark, highWater window.UTC) {
-	highWater = max(s.state.counters.High, s.high)
-	if r := s.side.Clock.Reserved; r != 0 {
-		highWater = max(highWater, r.Add(-reserveAhead)) // also after a step back, while t is suspect
-	}
-	return s.side.Clock, highWater
+	return s.side.Clock, max(s.state.counters.High, s.high)
 }
 
 // Unclean says that the run before did not close the spool.
