@@ -158,7 +158,12 @@ func (id *Identity) appendExtras(b []byte, p window.Policy) []byte {
 
 // Extras is the extra fields' part of the material, without the leading "|".
 func (id *Identity) Extras(p window.Policy) string {
-	return strings.TrimPrefix(string(id.appendExtras(nil, p)), "|")
+	var buf [256]byte
+	b := id.appendExtras(buf[:0], p)
+	if len(b) == 0 {
+		return ""
+	}
+	return string(b[1:])
 }
 
 func appendExtra(b []byte, name, value string) []byte {
