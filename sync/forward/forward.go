@@ -84,6 +84,7 @@ type Forwarder struct {
 
 	due      map[uint64]time.Duration // boottime at which an exception is tried again
 	answered bool                     // the ledger has, once
+	began    bool                     // a round has succeeded
 	backoff  time.Duration
 	compared time.Duration // boottime of the last look at the ledger's clock, 0 for never
 
@@ -112,6 +113,9 @@ type Stats struct {
 
 // New makes a forwarder.
 func New(cfg Config, s *spool.Spool, a idem.Authority, l ledger.Ledger, clock *window.Clock, listener Listener) *Forwarder {
+	if cfg.RateLimit > 0 { // a live scan waits for the pause behind a batch: a quarter of a second at most
+		cfg.Batch = min(cfg.Batch, max(1, cfg.RateLimit/4))
+	}
 	return &Forwarder{cfg: cfg, spool: s, authority: a, ledger: l, clock: clock, listener: listener,
 		ready: make(chan struct{}), due: map[uint64]time.Duration{}, link: Online, claimsLost: make(chan struct{}, 1), calls: make(chan func())}
 }
@@ -150,12 +154,14 @@ func (f *Forwarder) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		f.attend()
 		n, err := f.round(ctx)
+		if ctx.Err() == nil {
+			f.judge(n, err)
+		}
 		f.readyOnce.Do(func() { close(f.ready) })
 		if ctx.Err() != nil {
 			return nil
 		}
 		if err != nil {
-			f.setLink(Offline, err)
 			f.backoff = f.grow(f.backoff)
 			f.sleep(ctx, jitter(f.backoff), false)
 			continue
@@ -163,16 +169,11 @@ func (f *Forwarder) Run(ctx context.Context) error {
 		f.backoff = 0
 		f.compareClocks(ctx)
 		if n > 0 {
-			if f.current() == Offline {
-				f.spool.GoLive()
-				f.setLink(Reconciling, nil)
-			}
 			if f.cfg.RateLimit > 0 && f.spool.Backlog() > 0 {
 				f.sleep(ctx, time.Duration(n)*time.Second/time.Duration(f.cfg.RateLimit), false)
 			}
 			continue
 		}
-		f.setLink(Online, nil)
 		waiting := f.spool.Prune()
 		wait := time.Duration(-1)
 		if at, ok := f.nextDue(); ok {
@@ -183,6 +184,21 @@ func (f *Forwarder) Run(ctx context.Context) error {
 		f.sleep(ctx, wait, true)
 	}
 	return nil
+}
+
+// judge sets the link by what came of a round. A backlog that is there at the start is that of an outage too.
+func (f *Forwarder) judge(moved int, err error) {
+	switch {
+	case err != nil:
+		f.setLink(Offline, err)
+		return
+	case moved == 0:
+		f.setLink(Online, nil)
+	case f.current() == Offline || !f.began && f.spool.Backlog() > 0:
+		f.spool.GoLive()
+		f.setLink(Reconciling, nil)
+	}
+	f.began = true
 }
 
 // Flush drains once more, as far as ctx allows: for an orderly stop.

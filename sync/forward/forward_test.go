@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -507,6 +508,42 @@ func TestLiveBeforeReplay(t *testing.T) {
 	r.told.until(t, "online at the end", func() bool { return r.told.links[len(r.told.links)-1] == forward.Online })
 	if st := r.spool.Stats(); st.Committed != 3001 || st.Pending != 0 {
 		t.Errorf("%+v", st)
+	}
+}
+
+// A start with a backlog is like the end of an outage: RECONCILING, and live scans go first. Who waits for the
+// start sees that already.
+func TestBacklogAtTheStart(t *testing.T) {
+	r := newRig(t)
+	var items []string
+	for i := range 3000 {
+		items = append(items, fmt.Sprint("L", i))
+	}
+	r.scan(items...)
+	f := r.start()
+	<-f.Ready()
+	if l := f.Stats().Link; l != forward.Reconciling {
+		t.Errorf("once ready the link is %s", l)
+	}
+	live := r.scan("live")[0]
+	r.final(3001)
+	r.told.mu.Lock()
+	at := slices.IndexFunc(r.told.settled, func(s forward.Settled) bool { return s.Record.Event == live.Event })
+	r.told.mu.Unlock()
+	if at > 1500 {
+		t.Errorf("the live scan was settled behind %d of 3000 records of the backlog", at)
+	}
+	r.told.until(t, "online at the end", func() bool { return len(r.told.links) == 2 && r.told.links[1] == forward.Online })
+}
+
+// Who waits for the start of an agent without its ledger sees an outage.
+func TestOfflineAtTheStart(t *testing.T) {
+	r := newRig(t)
+	r.ledger.set(errors.New("refused"), nil, false)
+	f := r.start()
+	<-f.Ready()
+	if f.Online() {
+		t.Error("once ready the forwarder is online, without a ledger")
 	}
 }
 
