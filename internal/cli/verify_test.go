@@ -89,6 +89,9 @@ func TestAuditCheck(t *testing.T) {
 		"another winner, seen later":   {edit(2, func(e *api.AuditEntry) { e.Winner = ptr(eventOf(1)) }), 3, "altered"},
 		"the key of another":           {edit(1, func(e *api.AuditEntry) { e.Key = ptr(keyOf(2)) }), 2, "altered"},
 		"the first of two":             {edit(8, func(e *api.AuditEntry) { e.Outcome = "odd"; e.AgentID = "" }), 9, "altered"},
+		"a missing one, then another":  {func(tr []api.AuditEntry) []api.AuditEntry { tr[8].Outcome = "odd"; return slices.Delete(tr, 3, 4) }, 3, "missing"},
+		"no winner, no committed line": {func(tr []api.AuditEntry) []api.AuditEntry { tr[1].Winner = nil; return tr[1:] }, 1, "altered"},
+		"winner in capitals":           {edit(1, func(e *api.AuditEntry) { e.Winner = ptr(strings.ToUpper(*e.Winner)) }), 2, "altered"},
 		"outcome":                      {edit(4, func(e *api.AuditEntry) { e.Outcome = "approved" }), 5, "altered"},
 		"event_id":                     {edit(4, func(e *api.AuditEntry) { e.EventID = "5" }), 5, "altered"},
 		"event_id in capitals":         {edit(4, func(e *api.AuditEntry) { e.EventID = strings.ToUpper(e.EventID) }), 5, "altered"},
@@ -206,14 +209,15 @@ func TestAuditVerifyFile(t *testing.T) {
 		t.Errorf("an empty trail: %q", out)
 	}
 	for name, broken := range map[string]string{
-		"cut off":         good[4][:len(good[4])-9],
-		"no JSON":         "Patient 4711",
-		"a list":          "[]",
-		"a column more":   strings.Replace(good[4], "{", `{"patient":"4711",`, 1),
-		"a column less":   strings.Replace(good[4], `"symbology":null,`, "", 1),
-		"another type":    strings.Replace(good[4], `"length":12`, `"length":"12"`, 1),
-		"a time of its":   strings.Replace(good[4], `"at":"2025`, `"at":"Patient 4711`, 1),
-		"something after": good[4] + "{}",
+		"cut off":          good[4][:len(good[4])-9],
+		"no JSON":          "Patient 4711",
+		"a list":           "[]",
+		"a column more":    strings.Replace(good[4], "{", `{"patient":"4711",`, 1),
+		"a column less":    strings.Replace(good[4], `"symbology":null,`, "", 1),
+		"a column renamed": strings.Replace(good[4], `"symbology"`, `"symbol"`, 1),
+		"another type":     strings.Replace(good[4], `"length":12`, `"length":"12"`, 1),
+		"a time of its":    strings.Replace(good[4], `"at":"2025`, `"at":"Patient 4711`, 1),
+		"something after":  good[4] + "{}",
 	} {
 		out, _ := call(t, exitBad, "--json", "audit", "verify", write("bad.jsonl", slices.Replace(slices.Clone(good), 4, 5, broken)...))
 		var r auditReport
