@@ -212,7 +212,7 @@ func (a *agent) serve(ctx context.Context) error {
 			return false
 		}
 	}
-	ok := wait(start(a.pipe)) && wait(start(a.forward)) && wait(start(a.fleet)) && wait(start(a.server))
+	ok := wait(start(a.pipe)) && wait(atMost(start(a.forward), settleStart)) && wait(start(a.fleet)) && wait(start(a.server))
 	if ok {
 		if err := a.writeAddr(); err != nil {
 			a.log.Warn("cannot write the address file", "error", err)
@@ -244,6 +244,24 @@ func (a *agent) serve(ctx context.Context) error {
 	}
 	a.log.Info("stopped")
 	return nil
+}
+
+// settleStart is how long the start waits to know whether the stores answer, so that the first events say it
+// right. It never waits for a store that does not.
+const settleStart = 300 * time.Millisecond
+
+func atMost(ready <-chan struct{}, d time.Duration) <-chan struct{} {
+	out := make(chan struct{})
+	go func() {
+		defer close(out)
+		t := time.NewTimer(d)
+		defer t.Stop()
+		select {
+		case <-ready:
+		case <-t.C:
+		}
+	}()
+	return out
 }
 
 // attend waits for the end, serving signals and the watchdog meanwhile.

@@ -117,7 +117,7 @@ func New(cfg Config, s *spool.Spool, a idem.Authority, l ledger.Ledger, clock *w
 		cfg.Batch = min(cfg.Batch, max(1, cfg.RateLimit/4))
 	}
 	return &Forwarder{cfg: cfg, spool: s, authority: a, ledger: l, clock: clock, listener: listener,
-		ready: make(chan struct{}), due: map[uint64]time.Duration{}, link: Online, claimsLost: make(chan struct{}, 1), calls: make(chan func())}
+		ready: make(chan struct{}), due: map[uint64]time.Duration{}, claimsLost: make(chan struct{}, 1), calls: make(chan func())}
 }
 
 func (f *Forwarder) String() string { return "forwarder" }
@@ -131,6 +131,9 @@ func (f *Forwarder) Stats() Stats {
 	defer f.mu.Unlock()
 	s := f.stats
 	s.Link, s.Cause, s.ClaimsCause = f.link, f.cause, f.claimsCause
+	if s.Link == "" { // nothing is known yet
+		s.Link = Offline
+	}
 	s.Since, s.ClaimsSince = f.since, f.claimsSince
 	return s
 }
@@ -139,7 +142,7 @@ func (f *Forwarder) Stats() Stats {
 func (f *Forwarder) Online() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.link != Offline
+	return f.link == Online || f.link == Reconciling
 }
 
 // Run drains until ctx ends. A store that fails is tried again with full jitter; what waits stays where it is.
