@@ -33,13 +33,18 @@ lint: ## Check formatting and vet
 	if [ -n "$$unformatted" ]; then printf 'not formatted, run gofmt -w on:\n%s\n' "$$unformatted"; exit 1; fi
 	$(GO) vet ./...
 
+.PHONY: test-deps
+test-deps: ## Install what the tests run, Redis and PostgreSQL, if it is missing
+	@.ci/test-deps
+
+# Two packages at a time: the tests start servers and agents of their own and mind the time.
 .PHONY: test
-test: lint ## Check, and run all tests with the race detector
-	$(GO) test -race -timeout $(TESTTIME) ./...
+test: test-deps lint ## Check, and run all tests with the race detector
+	$(GO) test -race -p 2 -timeout $(TESTTIME) ./...
 
 .PHONY: bench
-bench: build ## Measure the agent beside the baselines; BENCHFLAGS="-rounds 5 -rows F2,F3"
-	$(GO) run ./internal/bench -program $(BIN) $(BENCHFLAGS)
+bench: test-deps ## Measure the agent beside the baselines; BENCHFLAGS="-rounds 5 -rows F2,F3"
+	$(GO) run ./internal/bench $(BENCHFLAGS)
 
 .PHONY: fuzz
 fuzz: ## Fuzz each target for FUZZTIME (default 60s)
