@@ -29,6 +29,7 @@ type person struct {
 	work   *sim.Workload
 	rnd    *rand.Rand
 	byTone bool // goes by the tone; others go by the event
+	gate   *sync.RWMutex
 
 	items  []string // all that were answered, as typed
 	told   []string // their event ids, of those who go by the event
@@ -69,6 +70,21 @@ func (p *person) one(ctx context.Context, next func(context.Context) (*epoch, er
 	}
 }
 
+// press types an item, but not into a terminal of a later epoch: its answer would be taken for another's.
+func (p *person) press(e *epoch, item string) error {
+	p.gate.RLock()
+	defer p.gate.RUnlock()
+	select {
+	case <-e.over:
+		return errKilled
+	default:
+	}
+	if p.Type(item) != nil {
+		return errKilled
+	}
+	return nil
+}
+
 func canceled() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -87,17 +103,18 @@ func (p *person) transmit(ctx context.Context, e *epoch, item string) error {
 		}
 	}()
 	from := p.stream.Len()
+	p.Feedback(canceled(), 1000) // an echo's tone, heard from an agent that has died since, answers nothing here
 	frames := 1
-	if err := p.Type(item); err != nil {
-		return errKilled
+	if err := p.press(e, item); err != nil {
+		return err
 	}
 	if p.rnd.IntN(3) == 0 {
 		timer := time.NewTimer(time.Duration(10+p.rnd.IntN(120)) * time.Millisecond)
 		select {
 		case <-timer.C:
 			frames = 2
-			if p.Type(item) != nil {
-				return errKilled
+			if err := p.press(e, item); err != nil {
+				return err
 			}
 		case <-ctx.Done():
 			timer.Stop()
@@ -186,6 +203,7 @@ func TestKilledAgain(t *testing.T) {
 		}
 	}
 	var people []*person
+	var gate sync.RWMutex
 	plugAll := func(from int) {
 		for _, p := range people {
 			if err := p.Replug(); err != nil {
@@ -203,7 +221,7 @@ func TestKilledAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { unplug(s) })
-		people = append(people, &person{Scanner: s, h: h, stream: stream, work: sim.NewWorkload(seed + uint64(i)<<32), rnd: rand.New(rand.NewPCG(seed, uint64(i)+2)), byTone: i%2 == 0})
+		people = append(people, &person{Scanner: s, h: h, stream: stream, work: sim.NewWorkload(seed + uint64(i)<<32), rnd: rand.New(rand.NewPCG(seed, uint64(i)+2)), byTone: i%2 == 0, gate: &gate})
 		stream.Wait(t, 0, id+" is read", isReading(id))
 		s.Opened()
 	}
@@ -228,12 +246,14 @@ func TestKilledAgain(t *testing.T) {
 		proc.Kill()
 		e := now.Load()
 		from := stream.Len()
+		gate.Lock()
 		close(e.over)
 		set(nil)
 		for _, p := range people {
 			// Bytes that the dead agent had not read are gone, as those of a closed port are.
 			unplug(p.Scanner)
 		}
+		gate.Unlock()
 		proc = h.Start(t)
 		plugAll(from)
 		set(&epoch{over: make(chan struct{})})
