@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -38,21 +37,13 @@ func newCentral(t testing.TB, redisArgs ...string) *central {
 // migrate makes the schema, as the owner.
 func migrate(t testing.TB, pg *testenv.Postgres, db string) {
 	t.Helper()
-	files, err := filepath.Glob("../../sync/ledger/migrations/*.sql")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("cannot find the migrations: %v", err)
+	owner := filepath.Join(t.TempDir(), "owner.dsn")
+	if err := os.WriteFile(owner, []byte(pg.SocketDSN(testenv.PostgresOwner, db)+"\n"), 0o600); err != nil {
+		t.Fatal(err)
 	}
-	slices.Sort(files)
-	sql := "CREATE TABLE scan_schema (version int PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now());\n"
-	for i, f := range files {
-		b, err := os.ReadFile(f)
-		if err != nil {
-			t.Fatal(err)
-		}
-		sql += string(b) + fmt.Sprintf(";\nINSERT INTO scan_schema (version) VALUES (%d);\n", i+1)
-	}
-	if err := testenv.ExecAt(t.Context(), pg.OwnerDSN(db), "BEGIN; "+sql+" COMMIT"); err != nil {
-		t.Fatalf("cannot migrate: %v", err)
+	h := program.NewHome(t, testenv.Setup{})
+	if r := h.Call(t, "ledger", "migrate", "--dsn-file", owner); r.Code != 0 {
+		t.Fatalf("ledger migrate ends with %d: %s", r.Code, r.Stderr)
 	}
 }
 

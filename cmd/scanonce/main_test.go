@@ -196,6 +196,9 @@ func windows(scanType string) (width, guard int64) {
 	return 3000, 500
 }
 
+// clockError is how far an agent's clock may be from its ledger's on a busy machine.
+const clockError = 50 * time.Millisecond
+
 func keyOf(parts ...string) string {
 	h := sha256.Sum256([]byte(strings.Join(parts, "|")))
 	return hex.EncodeToString(h[:])
@@ -247,7 +250,8 @@ func checkRow(t testing.TB, r *testenv.Row) {
 	if got := deref(r.EdgeKey); got != want {
 		t.Errorf("row %s captured %d ms into its window: edge key %q, want %q", r.EventID, ms-index*width, got, want)
 	}
-	if !r.CapturedAt.Equal(r.CapturedAt.UTC()) || r.CommittedAt.Before(r.CapturedAt) {
+	// With a ledger of its own clock the two may differ by half of the round trip in which the agent asked for it.
+	if !r.CapturedAt.Equal(r.CapturedAt.UTC()) || r.CommittedAt.Before(r.CapturedAt.Add(-clockError)) {
 		t.Errorf("row %s: captured %s, committed %s", r.EventID, r.CapturedAt, r.CommittedAt)
 	}
 }
