@@ -155,7 +155,7 @@ func TestRestartBetweenScanAndBounce(t *testing.T) {
 				last := g.scan(matrix(bottleGTIN, "X2", "A1207"))
 				if c.drained {
 					committed(t, st, last.EventID)
-					quiet(t, h)
+					h.Await(t, "an empty spool", func(s *testenv.Status) bool { return s.Counts.Pending == 0 })
 				}
 				if c.kill {
 					p.Kill()
