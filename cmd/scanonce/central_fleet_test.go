@@ -121,36 +121,34 @@ func TestCentralSharedScanner(t *testing.T) {
 				}
 				return bounced == echoes
 			})
-			late := 0
-			for _, pair := range heard {
-				if pair[0].CapturedAt.Sub(pair[1].CapturedAt).Abs() > c.guard {
-					late++ // by the machine's fault: nothing is promised
-				}
-			}
-			if late > 0 {
-				t.Fatalf("the machine is too slow: %d of %d movements were heard too far apart", late, total)
-			}
 			rows, lines := db.settled(t, homes[0], homes[1])
 			byLot, by := map[string]int{}, map[string]int{}
 			for _, r := range rows {
 				byLot[r.Lot]++
 				by[r.AgentID]++
 			}
-			straddles := 0
+			straddles, late, twice := 0, 0, 0
 			for lot, pair := range heard {
-				if byLot[lot] != 1 {
-					t.Errorf("movement %s has %d rows: heard at %s and %s", lot, byLot[lot], pair[0].CapturedAt, pair[1].CapturedAt)
+				gap := pair[0].CapturedAt.Sub(pair[1].CapturedAt).Abs()
+				if gap > c.guard { // by the machine's fault: nothing is promised
+					late++
+					twice += byLot[lot] - 1
+				} else if byLot[lot] != 1 {
+					t.Errorf("movement %s has %d rows: heard %v apart, at %s and %s", lot, byLot[lot], gap, pair[0].CapturedAt, pair[1].CapturedAt)
 				}
 				if w := c.width.Milliseconds(); pair[0].CapturedAt.UnixMilli()/w != pair[1].CapturedAt.UnixMilli()/w {
 					straddles++
 				}
+			}
+			if late > total/10 {
+				t.Fatalf("the machine is too slow: %d of %d movements were heard too far apart", late, total)
 			}
 			reasons := map[string]int{}
 			for _, l := range linesOf(lines, "suppressed") {
 				reasons[deref(l.Reason)]++
 			}
 			t.Logf("%d movements, %d over a boundary; rows by agent %v; suppressed for %v", total, straddles, by, reasons)
-			if len(rows) != total || reasons["other_agent"]+reasons["claim_lost"] != total || reasons["other_agent"] < total-2 || reasons["bounce"] != echoes {
+			if len(rows) != total+twice || reasons["other_agent"] != total-twice || reasons["bounce"] != echoes {
 				t.Errorf("%d rows, suppressed for %v; want %d, as many for the other agent, and %d bounces", len(rows), reasons, total, echoes)
 			}
 			if straddles < total/8 {
@@ -164,7 +162,7 @@ func TestCentralSharedScanner(t *testing.T) {
 						return e.EventID == pair[a].EventID && (e.Kind == "committed" || e.Kind == "duplicate")
 					})
 				}
-				if ends[0].Kind == ends[1].Kind || ends[0].Key != ends[1].Key {
+				if byLot[deref(pair[0].Item.Lot)] == 1 && (ends[0].Kind == ends[1].Kind || ends[0].Key != ends[1].Key) {
 					t.Errorf("the agents are told %s and %s", ends[0].Data, ends[1].Data)
 				}
 			}
@@ -190,18 +188,20 @@ func TestCentralSameBacklog(t *testing.T) {
 	const items = 5000
 	c := newCentral(t)
 	c.mode(t, testenv.Refuse)
-	a, b := listen(t, c.stores(), testenv.Setup{}), listen(t, c.stores(), testenv.Setup{})
+	s := c.stores()
+	s.forward = "batch = 100\nbackoff_max = \"200ms\""
+	a, b := listen(t, s, testenv.Setup{}), listen(t, s, testenv.Setup{})
 	var labels []string
 	for i := range items {
 		labels = append(labels, matrix(bottleGTIN, fmt.Sprintf("SAME%05d", i), "A1207"))
 	}
 	together(t, labels, 25, a, b)
 	a.p.Stop(t)
-	clone := program.NewHome(t, c.stores().in(testenv.Setup{Scanner: shared}))
+	clone := program.NewHome(t, s.in(testenv.Setup{Scanner: shared}))
 	clone.CopyState(t, a.h)
-	c.mode(t, testenv.Pass)
 	a.h.Start(t)
 	clone.Start(t)
+	c.mode(t, testenv.Pass)
 	homes := []*testenv.Home{a.h, clone, b.h}
 	var counts [3]testenv.Counts
 	for i, h := range homes {
@@ -214,6 +214,9 @@ func TestCentralSameBacklog(t *testing.T) {
 	t.Logf("committed: %d, its copy %d, the other %d", counts[0].Committed, counts[1].Committed, counts[2].Committed)
 	if counts[0] != counts[1] || counts[0].Committed+counts[2].Committed != items || counts[0].Committed+counts[0].Suppressed != items {
 		t.Errorf("counts %+v", counts)
+	}
+	if counts[0].Committed == 0 || counts[2].Committed == 0 {
+		t.Error("one of them wrote all rows: this proves little")
 	}
 	c.await(t, "the audit lines to arrive", func() bool {
 		return c.count(t, "SELECT count(*) FROM scan_audit_line WHERE outcome = 'suppressed'") == items

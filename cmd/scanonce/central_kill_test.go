@@ -78,10 +78,11 @@ func TestCentralKilledAgain(t *testing.T) {
 	t.Logf("seed %d", seed)
 	rnd := rand.New(rand.NewPCG(seed, 1))
 	var people []*person
+	var gate sync.RWMutex
 	for i, id := range ids {
 		g := plug(t, h, stream, id)
 		people = append(people, &person{Scanner: g.Scanner, h: h, stream: stream, work: sim.NewWorkload(seed + uint64(i)<<32),
-			rnd: rand.New(rand.NewPCG(seed, uint64(i)+2)), byTone: i%2 == 0})
+			rnd: rand.New(rand.NewPCG(seed, uint64(i)+2)), byTone: i%2 == 0, gate: &gate})
 	}
 	now := &shifts{changed: make(chan struct{})}
 	ctx, stopWork := context.WithCancel(t.Context())
@@ -116,14 +117,13 @@ func TestCentralKilledAgain(t *testing.T) {
 		pace(t, time.Duration(rnd.IntN(100))*time.Millisecond)
 		proc.Kill()
 		from := stream.Len()
-		now.set(nil)
+		gate.Lock()
 		close(e.over)
+		now.set(nil)
 		for _, p := range people {
-			// The link goes too: its terminal's number is soon another scanner's.
-			if err := p.Close(); err != nil {
-				t.Fatal(err)
-			}
+			unplug(p.Scanner)
 		}
+		gate.Unlock()
 		proc = h.Start(t)
 		for _, p := range people {
 			if err := p.Replug(); err != nil {

@@ -182,7 +182,7 @@ func TestCentralStartWithBacklog(t *testing.T) {
 			c.mode(t, testenv.Pass)
 			g.pos = st.Len()
 			h.Start(t)
-			if s := h.Status(t); s.State != "RECONCILING" || s.Counts.Pending < movements/2 {
+			if s := h.Await(t, "the ledger's first answer", func(s *testenv.Status) bool { return s.State != "OFFLINE" }); s.State != "RECONCILING" || s.Counts.Pending < movements/2 {
 				t.Errorf("at the start with a backlog of %d the state is %s, want RECONCILING", s.Counts.Pending, s.State)
 			}
 			g.reading()
