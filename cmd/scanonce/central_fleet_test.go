@@ -189,8 +189,12 @@ func TestCentralSameBacklog(t *testing.T) {
 	c := newCentral(t)
 	c.mode(t, testenv.Refuse)
 	s := c.stores()
-	s.forward = "batch = 100\nbackoff_max = \"200ms\""
-	a, b := listen(t, s, testenv.Setup{}), listen(t, s, testenv.Setup{})
+	s.forward = "batch = 100\nrate_limit = 2500\nbackoff_max = \"200ms\""
+	others := testenv.NewProxy(t, c.pg.Addr())
+	others.Set(t, testenv.Refuse)
+	bs := s
+	bs.dsn = c.pg.DSNAt(others.Addr(), testenv.PostgresLogin, c.db)
+	a, b := listen(t, s, testenv.Setup{}), listen(t, bs, testenv.Setup{})
 	var labels []string
 	for i := range items {
 		labels = append(labels, matrix(bottleGTIN, fmt.Sprintf("SAME%05d", i), "A1207"))
@@ -201,7 +205,17 @@ func TestCentralSameBacklog(t *testing.T) {
 	clone.CopyState(t, a.h)
 	a.h.Start(t)
 	clone.Start(t)
+	written := func(n int) func() bool {
+		return func() bool { return c.count(t, "SELECT count(*) FROM scan_ledger") >= n }
+	}
+	// The other one begins, and stumbles later: each of them is ahead for a while.
+	others.Set(t, testenv.Pass)
+	c.await(t, "the first rows", written(1))
 	c.mode(t, testenv.Pass)
+	c.await(t, "a third", written(items/3))
+	others.Set(t, testenv.Refuse)
+	c.await(t, "two thirds", written(2*items/3))
+	others.Set(t, testenv.Pass)
 	homes := []*testenv.Home{a.h, clone, b.h}
 	var counts [3]testenv.Counts
 	for i, h := range homes {
