@@ -46,11 +46,14 @@ func usageError(kind string, err error) error {
 func configError(err error) (detail, hint string, ok bool) {
 	var r *idem.ConfigError
 	var p *ledger.ConfigError
+	var d *ledger.DamageError
 	switch {
 	case errors.As(err, &r):
 		return r.Detail, r.Hint, true
 	case errors.As(err, &p):
 		return "cannot use PostgreSQL: " + p.Detail, p.Hint, true
+	case errors.As(err, &d):
+		return "cannot use the ledger: " + d.Error(), d.Hint(), true
 	}
 	return err.Error(), "", false
 }

@@ -366,11 +366,14 @@ func (f *Forwarder) setClaims(cause error) {
 func mistake(err error) string {
 	var claims *idem.ConfigError
 	var rows *ledger.ConfigError
+	var file *ledger.DamageError
 	switch {
 	case errors.As(err, &claims):
 		return claims.Error()
 	case errors.As(err, &rows):
 		return rows.Error()
+	case errors.As(err, &file):
+		return file.Error()
 	}
 	return ""
 }

@@ -11,11 +11,13 @@ import (
 // Check reads every record and compares the indexes with the rows and lines, both ways. It returns the
 // first thing that does not fit. It holds one read transaction all the time: for an agent at rest.
 func (e *Embedded) Check(ctx context.Context) error {
-	err := e.db.View(func(tx *bolt.Tx) error {
-		for err := range tx.Check() {
-			return err
-		}
-		return bucketsOf(tx).check(ctx)
+	err := e.use(func() error {
+		return e.db.View(func(tx *bolt.Tx) error {
+			for err := range tx.Check() {
+				return err
+			}
+			return bucketsOf(tx).check(ctx)
+		})
 	})
 	if err != nil {
 		return fmt.Errorf("cannot vouch for the ledger: %w", err)

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -44,8 +45,24 @@ var ErrInUse = errors.New("another process holds it: stop that agent, or ask it 
 // Embedded is the Ledger in a file of its own, for an agent without PostgreSQL. Every write is fsynced
 // before it is acknowledged.
 type Embedded struct {
-	db  *bolt.DB
-	now func() window.UTC
+	db   *bolt.DB
+	now  func() window.UTC
+	path string
+	// damage is what was found wrong with the file, once.
+	damage atomic.Pointer[DamageError]
+}
+
+// use runs f on the file. After damage it is left alone.
+func (e *Embedded) use(f func() error) error {
+	if d := e.damage.Load(); d != nil {
+		return d
+	}
+	err := guard(e.path, f)
+	var d *DamageError
+	if errors.As(err, &d) {
+		e.damage.Store(d)
+	}
+	return err
 }
 
 // OpenEmbedded opens the ledger file at path, mode 0600, and makes it if it is not there. now gives
@@ -68,18 +85,27 @@ func open(path string, now func() window.UTC, readOnly bool) (*Embedded, error) 
 		// bbolt would take it for a new one, and every movement in it would count again.
 		err = errors.New("the file is empty: restore it from a copy, or remove it to begin a new ledger")
 	}
+	if err == nil {
+		err = checkLength(path)
+	}
 	var db *bolt.DB
 	if err == nil {
-		db, err = openFile(path, readOnly)
+		err = guard(path, func() (err error) {
+			if db, err = openFile(path, readOnly); err != nil {
+				return err
+			}
+			return db.View(checkFormat)
+		})
 	}
 	if err != nil {
+		if db != nil {
+			db.Close()
+		} else {
+			freeLeaked()
+		}
 		return nil, fmt.Errorf("cannot open the ledger %s: %w", path, err)
 	}
-	if err := db.View(checkFormat); err != nil {
-		db.Close()
-		return nil, fmt.Errorf("cannot open the ledger %s: %w", path, err)
-	}
-	return &Embedded{db: db, now: now}, nil
+	return &Embedded{db: db, now: now, path: path}, nil
 }
 
 func openFile(path string, readOnly bool) (*bolt.DB, error) {
@@ -218,6 +244,10 @@ func (e *Embedded) write(ctx context.Context, f func(b buckets) (bool, error)) e
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	return e.use(func() error { return e.transact(f) })
+}
+
+func (e *Embedded) transact(f func(b buckets) (bool, error)) error {
 	tx, err := e.db.Begin(true)
 	if errors.Is(err, bolterrors.ErrDatabaseReadOnly) {
 		return errors.New("it is open for reading only: open it for writing")
@@ -289,7 +319,9 @@ func (e *Embedded) read(ctx context.Context, f func(b buckets) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return e.db.View(func(tx *bolt.Tx) error { return f(bucketsOf(tx)) })
+	return e.use(func() error {
+		return e.db.View(func(tx *bolt.Tx) error { return f(bucketsOf(tx)) })
+	})
 }
 
 func (b buckets) standing(p *Probe, s *Standing) (err error) {
