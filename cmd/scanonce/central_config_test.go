@@ -207,6 +207,28 @@ func TestCentralMistakes(t *testing.T) {
 	}
 }
 
+// A right is taken away amid the work, that of adding audit lines: no line is lost, and none is there twice.
+func TestCentralAuditRefused(t *testing.T) {
+	t.Parallel()
+	c := newCentral(t)
+	h, _, st, g := c.bench(t, testenv.Setup{})
+	g.committed(g.expect("accepted", matrix(bottleGTIN, "A0", "A1207")).EventID)
+	c.pg.Exec(t, c.db, "REVOKE INSERT ON scan_audit_line FROM "+testenv.PostgresRole)
+	g.expect("accepted", matrix(bottleGTIN, "A1", "A1207"))
+	g.expect("duplicate", matrix(bottleGTIN, "A1", "A1207"))
+	raised, _ := st.Wait(t, 0, "the alarm", alarm("ledger_config", true))
+	if !strings.Contains(raised.Detail, "scan_audit_line") || !strings.Contains(raised.Data, "GRANT") {
+		t.Errorf("alarm %s", raised.Data)
+	}
+	g.expect("accepted", matrix(bottleGTIN, "A2", "A1207"))
+	g.expect("duplicate", matrix(bottleGTIN, "A2", "A1207"))
+	c.pg.Exec(t, c.db, "GRANT INSERT ON scan_audit_line TO "+testenv.PostgresRole)
+	st.Wait(t, 0, "the end of the alarm", alarm("ledger_config", false))
+	if rows, lines := c.settled(t, h); len(rows) != 3 || len(linesOf(lines, "suppressed")) != 2 {
+		t.Errorf("%d rows, %d suppressed lines, want 3 and 2", len(rows), len(linesOf(lines, "suppressed")))
+	}
+}
+
 func authority(t testing.TB) *testenv.Authority {
 	t.Helper()
 	a, err := testenv.NewAuthority()

@@ -251,6 +251,7 @@ func TestCentralReplayAfterTTL(t *testing.T) {
 	c := newCentral(t)
 	s := c.stores()
 	s.claim = "ttl = \"3500ms\""
+	s.forward = "backoff_max = \"500ms\""
 	h, _, st, g := bench(t, s.in(testenv.Setup{}))
 	g.committed(g.expect("accepted", matrix(bottleGTIN, "WARM", "A1207")).EventID)
 	var a testenv.Event
@@ -275,8 +276,12 @@ func TestCentralReplayAfterTTL(t *testing.T) {
 		t.Fatal("the row was not committed before the outage")
 	}
 	c.redis.WaitFor("the claim to expire", func() bool { return c.claimed(a.Key) == "" })
+	returned := time.Now()
 	c.mode(t, testenv.Pass)
-	st.Wait(t, 0, "the end of the outage", func(e *testenv.Event) bool { return e.Kind == "committed" && e.EventID == a.EventID })
+	committed(t, st, a.EventID)
+	if took := time.Since(returned); took > 2*time.Second {
+		t.Errorf("replayed %v after the return, want backoff_max at most", took)
+	}
 	rows, lines := c.settled(t, h)
 	if r := rowByEvent(t, rows, a.EventID); r.IdemKey != a.Key || len(linesOf(lines, "suppressed")) != 0 || c.count(t, stands) != 1 {
 		t.Errorf("row %+v, lines %+v", r, lines)
