@@ -37,6 +37,7 @@ type Filter struct {
 	gens     []*generation // oldest first
 	spare    *bab.BloomFilter
 	complete bool
+	at       [maxProbes]uint64 // of the key at hand
 }
 
 type generation struct {
@@ -65,9 +66,9 @@ func (f *Filter) Ask(keys ...idem.Key) Hint {
 		if keys[i].IsZero() {
 			continue
 		}
-		at := places(&keys[i])
+		f.places(&keys[i])
 		for _, g := range f.gens {
-			if g.bits.TestLocations(at[:min(g.probes, maxProbes)]) {
+			if g.bits.TestLocations(f.at[:min(g.probes, maxProbes)]) {
 				return PerhapsSeen
 			}
 		}
@@ -88,8 +89,8 @@ func (f *Filter) Add(at time.Duration, keys ...idem.Key) {
 		if keys[i].IsZero() {
 			continue
 		}
-		p := places(&keys[i])
-		for _, l := range p[:min(g.probes, maxProbes)] {
+		f.places(&keys[i])
+		for _, l := range f.at[:min(g.probes, maxProbes)] {
 			bits.Set(uint(l % size))
 		}
 		g.n++
@@ -102,14 +103,13 @@ const maxProbes = 20
 // places are the bits of a key, before they are reduced to the filter's size. A key's hash is SHA-256, so
 // there is nothing to hash again: two of its words give all places (Kirsch and Mitzenmacher, "Less hashing,
 // same performance"). The kind goes in, so that an edge key is never taken for an idempotency key.
-func places(k *idem.Key) (p [maxProbes]uint64) {
+func (f *Filter) places(k *idem.Key) {
 	at := binary.LittleEndian.Uint64(k.Hash[:8]) + uint64(k.Kind)*0x9e3779b97f4a7c15
 	step := binary.LittleEndian.Uint64(k.Hash[8:16]) | 1
-	for i := range p {
-		p[i] = at
+	for i := range f.at {
+		f.at[i] = at
 		at += step
 	}
-	return p
 }
 
 func (f *Filter) current(at time.Duration) *generation {

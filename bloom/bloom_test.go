@@ -11,7 +11,9 @@ import (
 )
 
 func key(kind idem.Kind, n uint64) idem.Key {
-	return idem.Key{Kind: kind, Hash: sha256.Sum256(binary.BigEndian.AppendUint64(nil, n))}
+	var b [8]byte
+	binary.BigEndian.PutUint64(b[:], n)
+	return idem.Key{Kind: kind, Hash: sha256.Sum256(b[:])}
 }
 
 func TestIncompleteFilterNeverSaysNew(t *testing.T) {

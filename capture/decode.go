@@ -92,13 +92,17 @@ func (d *Decoder) decode(s *Scan, body []byte, p *Profile, today Date) Refusal {
 		w.raw = len(w.buf)
 	}
 	kind := carrierNone
+	var letter, modifier byte // of the AIM identifier
 	text := w.buf[:w.raw]
 	if len(text) > 0 && text[0] == ']' {
 		if len(text) < 3 {
 			return refuse(Truncated, detailTruncated)
 		}
-		s.Symbology = alias(text[:3])
-		kind = carrierOf(text[1], text[2])
+		letter, modifier = text[1], text[2]
+		kind = carrierOf(letter, modifier)
+		if kind != carrierUnknown || isAlnum(letter) && letter > '9' && modifier >= '0' && modifier <= '9' {
+			s.Symbology = alias(text[:3]) // anything else is no identifier: it may be the start of a name
+		}
 		text = text[3:]
 	}
 	if blank(text) {
@@ -125,7 +129,7 @@ func (d *Decoder) decode(s *Scan, body []byte, p *Profile, today Date) Refusal {
 	case carrierITF, carrierITFUnchecked:
 		return d.decodeITF(s, text, kind)
 	}
-	if c := s.Symbology[1]; carrierOf(c^0x20, s.Symbology[2]) != carrierUnknown && isAlnum(c) && c > '9' {
+	if c := letter; carrierOf(c^0x20, modifier) != carrierUnknown && isAlnum(c) && c > '9' {
 		return refuse(UnsupportedSymbology, detailCase)
 	}
 	return refuse(UnsupportedSymbology, detailSymbology)

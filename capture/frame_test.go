@@ -526,3 +526,18 @@ func TestConcurrentUse(t *testing.T) {
 	}
 	all.Wait()
 }
+
+// What a refusal tells on is at most an AIM identifier: three bytes that only look like one are payload, and
+// may be a name or no text at all.
+func TestNoPayloadInTheSymbology(t *testing.T) {
+	d, err := NewDecoder(DecoderConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s Scan
+	for in, want := range map[string]string{"]d\x00x": "", "]\xff\xfehello": "", "]Jo Smith": "", "]\x001abc": "", "]L2SOMETEXT": "]L2", "]D201003": "]D2", "]X0": "]X0"} {
+		if r := d.Decode(&s, []byte(in), nil, Date{2026, 11, 29}); r.OK() || s.Symbology != want {
+			t.Errorf("%q: symbology %q, refused %v; want %q", in, s.Symbology, !r.OK(), want)
+		}
+	}
+}

@@ -336,7 +336,7 @@ func classify(err error) error {
 	for _, k := range []struct{ prefix, detail, hint string }{
 		{"WRONGPASS", "cannot log in to Redis: it refuses the user name or the password", "check redis.username and the content of redis.password_file"},
 		{"NOAUTH", "cannot use Redis: it wants a password", "set redis.password_file, and redis.username for an ACL user"},
-		{"NOPERM", "cannot claim in Redis: its ACL does not allow the agent's user SET, GET and PING on scan:*", "grant: ACL SETUSER <user> on ~scan:* +set +get +ping +config|get"},
+		{"NOPERM", "cannot claim in Redis: its ACL does not allow the agent's user SET, GET and PING on scan:*", "grant: ACL SETUSER <user> on ~scan:* +set +get +ping +config|get, and +cluster|slots +cluster|shards +readonly for a cluster"},
 		{"MOVED", `cannot claim in this Redis: it is a node of a cluster`, `write redis.mode = "cluster"`},
 		{"ERR This instance has cluster support disabled", `cannot find a cluster at redis.addrs: the server is no cluster node`, `write redis.mode = "single"`},
 		{"OOM", "cannot claim in Redis: its memory is full", "raise maxmemory; the ledger decides meanwhile"},

@@ -70,8 +70,17 @@ func (s *Spool) NewBatch() *Batch { return &Batch{s: s} }
 // Len is the number of records and notes.
 func (b *Batch) Len() int { return len(b.records) + len(b.notes) }
 
-// Note adds an audit line for a decision that captures nothing.
-func (b *Batch) Note(l Line) { b.notes = append(b.notes, l) }
+// Note adds an audit line for a decision that captures nothing. Near the bound on bytes it does not, and says
+// so: such lines must not take the room of scans.
+func (b *Batch) Note(l Line) (kept bool) {
+	b.s.mu.Lock()
+	near := b.s.bytes() >= b.s.opts.MaxBytes/10*9
+	b.s.mu.Unlock()
+	if !near {
+		b.notes = append(b.notes, l)
+	}
+	return !near
+}
 
 // Heard says that a scanner sent a frame which is no movement: its acceptance of before an unclean stop is no
 // longer in doubt.

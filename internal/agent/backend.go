@@ -24,9 +24,14 @@ func (a *agent) inPipeline(ctx context.Context, f func(b *spool.Batch) func(erro
 	ctx, cancel := context.WithTimeout(ctx, turnWithin)
 	defer cancel()
 	if a.pipe.do(ctx, f) != nil {
-		return &api.Error{Status: http.StatusServiceUnavailable, Reason: "busy", Detail: "cannot answer now: the pipeline does not turn", Hint: "try again; if it goes on, check the disk under the state folder"}
+		return errBusy()
 	}
 	return nil
+}
+
+// errBusy says that nothing has been done.
+func errBusy() error {
+	return &api.Error{Status: http.StatusServiceUnavailable, Reason: "busy", Detail: "cannot answer now: the pipeline does not turn", Hint: "try again; if it goes on, check the disk under the state folder"}
 }
 
 // Ready is nil once the spool is open and the pipeline runs.
@@ -39,18 +44,23 @@ func (a *agent) Ready() error {
 
 // Alive is nil while the pipeline turns.
 func (a *agent) Alive() error {
-	return a.inPipeline(context.Background(), func(*spool.Batch) func(error) { return nil })
+	ctx, cancel := context.WithTimeout(context.Background(), turnWithin)
+	defer cancel()
+	if a.pipe.turn(ctx, func() {}) != nil {
+		return errBusy()
+	}
+	return nil
 }
 
 // Status tells how the agent does.
 func (a *agent) Status(ctx context.Context) (api.Status, error) {
-	var scanners []api.ScannerStatus
-	if err := a.inPipeline(ctx, func(*spool.Batch) func(error) {
-		scanners = a.pipe.scannerStatus(a.clock.Now())
-		return nil
-	}); err != nil {
-		return api.Status{}, err
+	told := make(chan []api.ScannerStatus, 1)
+	tctx, cancel := context.WithTimeout(ctx, turnWithin)
+	defer cancel()
+	if a.pipe.turn(tctx, func() { told <- a.pipe.scannerStatus(a.clock.Now()) }) != nil {
+		return api.Status{}, errBusy()
 	}
+	scanners := <-told
 	for i := range scanners {
 		base, _, _ := strings.Cut(scanners[i].ID, "/")
 		scanners[i].State = string(a.fleet.state(base))

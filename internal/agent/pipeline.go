@@ -86,6 +86,7 @@ type scanner struct {
 	burst    capture.Burst
 	document time.Duration // when the last frame of an identity document came
 	told     []told        // newest last
+	toldLast idem.EventID  // the newest one, also once it is converted
 	lastScan window.UTC
 }
 
@@ -228,9 +229,22 @@ func (p *pipeline) Offer(f device.Frame) bool {
 	return false
 }
 
-// do runs a call in the pipeline and waits until its batch is durable.
+// do runs a call in the pipeline and waits until its batch is durable. ctx bounds the waiting for its turn: a
+// call that has begun is waited for, however slow the disk is, since it will have happened.
 func (p *pipeline) do(ctx context.Context, f func(b *spool.Batch) func(error)) error {
 	c := call{do: f, over: make(chan struct{})}
+	select {
+	case p.calls <- c:
+		<-c.over
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// turn waits for a turn of the pipeline, within ctx all told, and looks at it with f.
+func (p *pipeline) turn(ctx context.Context, f func()) error {
+	c := call{do: func(*spool.Batch) func(error) { f(); return nil }, over: make(chan struct{})}
 	select {
 	case p.calls <- c:
 	case <-ctx.Done():
@@ -331,6 +345,7 @@ type outcome struct {
 	detail   string
 	symb     string
 	entry    *events.Entry // of a control frame
+	answer   device.Answer // to the device
 	converts idem.EventID  // the told duplicate that this declares a movement
 }
 
@@ -589,10 +604,14 @@ func (p *pipeline) convert(b *spool.Batch, s *scanner, t told, at window.Reading
 	return &p.out[len(p.out)-1]
 }
 
-// lastTold finds a told duplicate that may still be converted: the named one, or the newest.
+// lastTold finds a told duplicate that may still be converted: the named one, or else the newest, unless that
+// has been converted already. An older one is never meant by itself.
 func (s *scanner) lastTold(now time.Duration, event idem.EventID) (told, bool) {
+	if event.IsZero() {
+		event = s.toldLast
+	}
 	for _, t := range slices.Backward(s.told) {
-		if now-t.boot <= toldFor && (event.IsZero() || t.event == event) {
+		if now-t.boot <= toldFor && t.event == event {
 			return t, true
 		}
 	}
@@ -681,8 +700,12 @@ func (p *pipeline) deliver(err error) {
 			answer = device.Rejected
 			p.a.metrics.voided.WithLabelValues(o.reason).Inc()
 		}
-		if o.frame.Reply != nil {
-			o.frame.Reply.Reply(answer)
+		o.answer = answer
+	}
+	p.a.tell(entries...) // first, so that a kill leaves no answer without its event
+	for i := range p.out {
+		if o := &p.out[i]; o.frame.Reply != nil {
+			o.frame.Reply.Reply(o.answer)
 		}
 	}
 	clear(p.out)
@@ -695,7 +718,6 @@ func (p *pipeline) deliver(err error) {
 	p.tally.voided += t.voided
 	p.tally.inFlight += t.inFlight
 	p.mu.Unlock()
-	p.a.tell(entries...)
 }
 
 // failed turns a batch that could not be made durable into refusals, and puts the sessions back.
@@ -731,6 +753,7 @@ func (s *scanner) remember(o *outcome) {
 	if len(s.told) == toldKept {
 		s.told = slices.Delete(s.told, 0, 1)
 	}
+	s.toldLast = o.decision.Record.Event
 	s.told = append(s.told, told{event: o.decision.Record.Event, boot: o.frame.At.Boot, cand: withRecord(o.cand, o.decision.Record)})
 }
 
@@ -787,7 +810,7 @@ func (p *pipeline) expire() {
 
 // upkeep does what may wait until the scanners have their answers.
 func (p *pipeline) upkeep() {
-	p.tight = p.a.spool.Stats().Fill() >= p.cfg.Spool.WarnAt
+	p.tight = p.a.spool.Fill() >= p.cfg.Spool.WarnAt
 	if p.tight || p.failing == alarmDiskFull {
 		p.a.spool.Prune()
 	}
@@ -798,8 +821,15 @@ func (p *pipeline) upkeep() {
 		p.recovered() // there is room again, though no scan has come yet
 	}
 	p.a.watchSpool()
-	for _, st := range p.a.clock.TakeSteps() {
-		p.a.clockStepped(st)
+	if steps := p.a.clock.TakeSteps(); len(steps) > 0 {
+		b := p.a.spool.NewBatch()
+		for _, st := range steps {
+			p.a.clockStepped(st)
+			b.Note(spool.Line{Event: spool.NewEvent(st.To), At: st.To, Outcome: string(ledger.Notice), Reason: "clock_step"})
+		}
+		if err := b.Commit(); err != nil {
+			p.a.log.Error("cannot note a step of the clock", "error", err)
+		}
 	}
 }
 

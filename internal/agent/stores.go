@@ -333,6 +333,14 @@ func (l *lateLedger) LinesOf(ctx context.Context, key idem.Key) ([]ledger.Line, 
 	return g.LinesOf(ctx, key)
 }
 
+func (l *lateLedger) Ping(ctx context.Context) error {
+	g, err := l.get()
+	if err != nil {
+		return err
+	}
+	return g.Ping(ctx)
+}
+
 func (l *lateLedger) Count(ctx context.Context) (int64, error) {
 	g, err := l.get()
 	if err != nil {

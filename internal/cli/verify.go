@@ -192,7 +192,7 @@ func knownReasons() map[ledger.Outcome][]string {
 	return map[ledger.Outcome][]string{
 		ledger.Committed:   {"", ledger.ClaimBypassed},
 		ledger.Suppressed:  {spool.ReasonBounce, spool.ReasonResend, spool.ReasonInDoubt, "other_agent", "claim_lost"},
-		ledger.NotAccepted: {"spool_full", "disk_full", "fsync_failed", "overflow"},
+		ledger.NotAccepted: {"spool_full", "disk_full", "fsync_failed", "overflow", "incomplete"},
 		ledger.Control:     {"mode", "quantity", "same_again", "label", "opaque"},
 		ledger.Rejected: {string(capture.Empty), string(capture.UnsupportedSymbology), string(capture.UnsupportedFormat), string(capture.IDDocument),
 			string(capture.PHI), string(capture.CheckDigit), string(capture.CheckChar), string(capture.UnknownAI), string(capture.Truncated),

@@ -182,7 +182,9 @@ var wrongFiles = []struct {
 		"10 scanner.A.symbology_prefix: does not fit", "11 scanner.A.framing: none of its values | \"stx-etx\" or \"acknak\"", "12 scanner.A.baud: out of range"}},
 	{"feedback", minimal + "[[scanner]]\nid = \"A\"\npath = \"/a\"\nfeedback = { good = \"✓\" }\n", []string{"6 scanner.A.feedback.good: does not fit | ASCII"}},
 	{"resends beyond the window", minimal + "[[scanner]]\nid = \"A\"\npath = \"/a\"\nframing = \"acknak\"\nretries = 2\nscan_type = \"receive\"\n", []string{
-		"7 scanner.A.retries: after \"2s\" is outside the window of receive, \"400ms\" | retries = 0"}},
+		"7 scanner.A.retries: after \"4s\" is outside the window of receive, \"400ms\" | retries = 0"}},
+	{"the last resend beyond the window", minimal + "[[scanner]]\nid = \"A\"\npath = \"/a\"\nframing = \"acknak\"\nretries = 2\n", []string{"7 scanner.A.retries: after \"4s\" is outside the window of dispense, \"3s\" | retries = 0"}},
+	{"a resend at the window", minimal + "[[scanner]]\nid = \"A\"\npath = \"/a\"\nframing = \"acknak\"\nretries = 1\nretry_interval = \"3s\"\nmarks_resends = true\n", []string{"7 scanner.A.retries: after \"3s\" is outside"}},
 	{"resends beyond a window made narrow", minimal + "[window.dispense]\nwidth = \"1s\"\n[[scanner]]\nid = \"A\"\npath = \"/a\"\nframing = \"acknak\"\nretries = 1\n", []string{"9 scanner.A.retries: outside the window of dispense"}},
 
 	{"one-letter key", minimal + "[spool]\nx = 1\n", []string{"4 spool.x: there is no such key | config reference"}},
@@ -239,10 +241,8 @@ func TestRightFiles(t *testing.T) {
 		"warn at all":         minimal + "[spool]\nwarn_at = 1\n",
 		"hours":               minimal + "[pa]\nrequest_window = \"6h\"\n",
 		"dsn":                 minimal + "[postgres]\ndsn = \"postgres://scanonce@127.0.0.1:5432/scanonce?sslmode=disable\"\npassword_file = \"/p\"\n",
-		"resends, marked":     minimal + "[[scanner]]\nid = \"A\"\npath = \"/a\"\nframing = \"acknak\"\nretries = 2\nscan_type = \"count\"\nmarks_resends = true\n",
 		"resends, none":       minimal + "[[scanner]]\nid = \"A\"\npath = \"/a\"\nframing = \"acknak\"\nscan_type = \"count\"\n",
-		"resends, window":     minimal + "[[scanner]]\nid = \"A\"\npath = \"/a\"\nframing = \"acknak\"\nretries = 2\n",
-		"resends, W=interval": minimal + "[[scanner]]\nid = \"A\"\npath = \"/a\"\nframing = \"acknak\"\nretries = 2\nretry_interval = \"3s\"\n",
+		"resends, window":     minimal + "[[scanner]]\nid = \"A\"\npath = \"/a\"\nframing = \"acknak\"\nretries = 2\nretry_interval = \"1400ms\"\n",
 		"retries, no acknak":  minimal + "[[scanner]]\nid = \"A\"\npath = \"/a\"\nretries = 2\nscan_type = \"count\"\n",
 		"ids of full length":  "[agent]\nfacility_uuid = \"" + strings.Repeat("~", 64) + "\"\nagent_id = \"" + strings.Repeat("_", 64) + "\"\n",
 		"other sections":      minimal + "[redis]\naddrs = [\"r1:26379\", \"[::1]:26379\"]\nmode = \"sentinel\"\nmaster_name = \"m\"\n[dynamodb]\nendpoint = \"http://127.0.0.1:8000\"\n",

@@ -450,12 +450,11 @@ func (k *checker) scannerContent(path string, s *Scanner) {
 			k.add(path+".feedback."+f.key, asText(f.text)+" does not fit", "write at most 64 ASCII characters; \\u0007 is BEL")
 		}
 	}
-	// A resend comes one interval after its original. With a shorter window it would be a movement of its own
-	// unless something else tells it apart.
-	if s.Framing == "acknak" && s.Retries > 0 && !s.MarksResends && k.c.Window.For(s.ScanType).Width < s.RetryInterval {
-		w := quote(formatDuration(k.c.Window.For(s.ScanType).Width))
+	// The last resend comes retries × interval after its original. Outside the window it would be a movement of
+	// its own: this build tells resends by the window alone, and reads no marks.
+	if last, width := time.Duration(s.Retries)*s.RetryInterval, k.c.Window.For(s.ScanType).Width; s.Framing == "acknak" && s.Retries > 0 && last >= width {
 		k.add(k.set(path+".retries", path+".retry_interval", path+".scan_type"),
-			fmt.Sprintf("what it sends again after %s is outside the window of %s, %s, and would count twice", quote(formatDuration(s.RetryInterval)), s.ScanType, w),
-			"write retries = 0 and set the scanner so, or marks_resends = true if it marks them, or retry_interval = "+w)
+			fmt.Sprintf("what it sends again after %s is outside the window of %s, %s, and would count twice", quote(formatDuration(last)), s.ScanType, quote(formatDuration(width))),
+			"write retries = 0, or a shorter retry_interval so that retries × retry_interval is less than the window, and set the scanner so")
 	}
 }

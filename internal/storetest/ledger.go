@@ -705,6 +705,7 @@ func calls(ctx context.Context, l ledger.Ledger) map[string]error {
 	_, errs["Find"] = l.Find(ctx, "ab", 1)
 	_, errs["LinesOf"] = l.LinesOf(ctx, idemKey(1))
 	_, errs["Count"] = l.Count(ctx)
+	errs["Ping"] = l.Ping(ctx)
 	return errs
 }
 

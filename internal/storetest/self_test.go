@@ -579,6 +579,8 @@ func (h memoryHandle) LinesOf(ctx context.Context, key idem.Key) (lines []ledger
 	return lines, nil
 }
 
+func (h memoryHandle) Ping(ctx context.Context) error { return h.ready(ctx) }
+
 func (h memoryHandle) Count(ctx context.Context) (int64, error) {
 	if err := h.ready(ctx); err != nil {
 		return 0, err

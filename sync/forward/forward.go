@@ -8,6 +8,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -442,7 +443,7 @@ func (f *Forwarder) round(ctx context.Context) (int, error) {
 	if moved == 0 && (f.current() == Offline || !f.answered) {
 		c, cancel := context.WithTimeout(ctx, f.cfg.Timeout)
 		defer cancel()
-		if _, err := f.ledger.Count(c); err != nil {
+		if err := f.ledger.Ping(c); err != nil {
 			return 0, err
 		}
 		f.answered = true
@@ -470,6 +471,9 @@ func (f *Forwarder) forwardLines(ctx context.Context) (int, error) {
 		out[i] = ledger.Line{Event: l.Event, Agent: f.cfg.Agent, At: l.At, Key: l.Key, Ref: l.Ref, Outcome: ledger.Outcome(l.Outcome),
 			Reason: l.Reason, Winner: l.Winner, Scanner: l.Scanner, Type: l.Type, CapturedAt: l.CapturedAt, TTL: l.TTL,
 			Length: l.Length, Symbology: l.Symbology}
+		if out[i].Flaw() != "" {
+			mend(&out[i])
+		}
 	}
 	c, cancel := context.WithTimeout(ctx, f.cfg.Timeout)
 	defer cancel()
@@ -478,6 +482,16 @@ func (f *Forwarder) forwardLines(ctx context.Context) (int, error) {
 	}
 	f.spool.LinesForwarded(len(lines))
 	return len(lines), nil
+}
+
+// mend takes out of a line what no ledger stores. A line must never hold up the rows behind it.
+func mend(l *ledger.Line) {
+	for _, s := range [...]*string{&l.Reason, &l.Scanner, &l.Symbology} {
+		*s = strings.ReplaceAll(strings.ToValidUTF8(*s, ""), "\x00", "")
+	}
+	if l.Type > window.Count {
+		l.Type = 0
+	}
 }
 
 // dueExceptions loads the deferred and waiting records whose time has come. After a restart all have.

@@ -113,11 +113,11 @@ func (l *faultyLedger) Standing(ctx context.Context, p []ledger.Probe) ([]ledger
 	return l.Ledger.Standing(ctx, p)
 }
 
-func (l *faultyLedger) Count(ctx context.Context) (int64, error) {
+func (l *faultyLedger) Ping(ctx context.Context) error {
 	if err := l.gate(ctx); err != nil {
-		return 0, err
+		return err
 	}
-	return l.Ledger.Count(ctx)
+	return l.Ledger.Ping(ctx)
 }
 
 // listener collects what is told and lets a test wait for it.
@@ -650,6 +650,36 @@ func TestPoisonIsQuarantined(t *testing.T) {
 	}
 	r.scan("C")
 	r.final(3)
+}
+
+// An audit line that no ledger could store must not hold up the rows behind it.
+func TestALineNoLedgerStoresHoldsNothingUp(t *testing.T) {
+	r := newRig(t)
+	b := r.spool.NewBatch()
+	now := r.clock.Now().T
+	b.Note(spool.Line{Event: spool.NewEvent(now), At: now, Outcome: "rejected", Reason: "unsupported_symbology", Scanner: "SCN-04", Symbology: "]d\x00"})
+	b.Note(spool.Line{Event: spool.NewEvent(now), At: now, Outcome: "rejected", Reason: "unsupported_symbology", Scanner: "SCN-04", Symbology: "]\xff\xfe"})
+	if err := b.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	r.scan("A", "B")
+	r.start()
+	r.final(2)
+	rejected := 0
+	for end := time.Now().Add(10 * time.Second); rejected < 2 && time.Now().Before(end); {
+		rejected = 0
+		if err := r.ledger.Ledger.Lines(context.Background(), ledger.Span{}, func(l ledger.Line) error {
+			if l.Outcome == ledger.Rejected {
+				rejected++
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if rejected != 2 {
+		t.Fatalf("%d of 2 lines are in the ledger", rejected)
+	}
 }
 
 // What the ledger refused for a mistake of its own is tried again when a person says so.

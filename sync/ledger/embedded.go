@@ -590,6 +590,14 @@ func (e *Embedded) LinesOf(ctx context.Context, key idem.Key) ([]Line, error) {
 	return lines, nil
 }
 
+// Ping implements Ledger.
+func (e *Embedded) Ping(ctx context.Context) error {
+	if err := e.read(ctx, func(buckets) error { return nil }); err != nil {
+		return fmt.Errorf("cannot reach the ledger: %w", err)
+	}
+	return nil
+}
+
 // Count implements Ledger.
 func (e *Embedded) Count(ctx context.Context) (n int64, err error) {
 	err = e.read(ctx, func(b buckets) error {

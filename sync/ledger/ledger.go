@@ -127,6 +127,8 @@ type Ledger interface {
 	Find(ctx context.Context, prefix string, limit int) ([]Row, error)
 	// LinesOf returns the audit lines of a key, the committed row's included.
 	LinesOf(ctx context.Context, key idem.Key) ([]Line, error)
+	// Ping says whether rows can be written, at the cost of a round trip however large the ledger is.
+	Ping(ctx context.Context) error
 	// Count returns the number of rows.
 	Count(ctx context.Context) (int64, error)
 	Close() error

@@ -594,6 +594,18 @@ func (p *Postgres) LinesOf(ctx context.Context, key idem.Key) (lines []Line, err
 	return lines, nil
 }
 
+// Ping implements Ledger: the connection's setup has looked at the schema, and this at the right to read.
+func (p *Postgres) Ping(ctx context.Context) error {
+	err := p.conns.with(ctx, func(ctx context.Context, c *pgx.Conn) error {
+		_, err := c.Exec(ctx, "SELECT 1 FROM scan_ledger LIMIT 1")
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("cannot reach the ledger: %w", err)
+	}
+	return nil
+}
+
 // Count implements Ledger.
 func (p *Postgres) Count(ctx context.Context) (n int64, err error) {
 	err = p.conns.with(ctx, func(ctx context.Context, c *pgx.Conn) error {
