@@ -35,7 +35,17 @@ type RedisConfig struct {
 	TLS        *tls.Config   // nil: plaintext, allowed to loopback only
 	TTL        time.Duration // of a claim, plus up to 10 % so that a batch does not expire at once
 	Timeout    time.Duration // of a round trip, dialling included
+	// Agent and Run name the agent and its process, and Boot is elapsed time: with them a hint key tells whether
+	// the store has lost its keys. Agent "" leaves it out.
+	Agent, Run string
+	Boot       func() time.Duration
 }
+
+const (
+	agentPrefix = "scan:agent:"
+	hintTTL     = time.Minute
+	hintSure    = hintTTL - 10*time.Second // younger than this, the hint cannot have expired
+)
 
 // Password never prints.
 type Password string
@@ -108,6 +118,34 @@ type Redis struct {
 	checked bool // the eviction policy has been looked at
 	refused error
 	notes   []string
+	hinted  time.Duration // when the hint was last set; 0 if it may be gone by rights
+	resets  uint64
+}
+
+// Resets counts how often the store was found to have lost what it held: a flush, an empty replica promoted,
+// memory pressure. It costs nothing but a second look at the ledger.
+func (r *Redis) Resets() uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.resets
+}
+
+// sawHint judges the reply to the hint's SET … GET.
+func (r *Redis) sawHint(cmd *redis.Cmd, at time.Duration) {
+	err := cmd.Err()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case err == nil:
+		r.hinted = at
+	case errors.Is(err, redis.Nil):
+		if r.hinted != 0 && at-r.hinted < hintSure {
+			r.resets++
+		}
+		r.hinted = at
+	default:
+		r.hinted = 0
+	}
 }
 
 type silent struct{}
@@ -263,7 +301,16 @@ func (r *Redis) attempt(ctx context.Context, claims []Claim, out []Outcome, lega
 		}
 		sent[i][1] = ask(c.Keys.Idem, token)
 	}
+	var hint *redis.Cmd
+	var at time.Duration
+	if r.cfg.Agent != "" && !legacy {
+		at = r.cfg.Boot()
+		hint = pipe.Do(ctx, "SET", agentPrefix+r.cfg.Agent, r.cfg.Run, "PX", hintTTL.Milliseconds(), "GET")
+	}
 	_, failed := pipe.Exec(ctx)
+	if hint != nil {
+		r.sawHint(hint, at)
+	}
 	for i := range claims {
 		out[i] = Won()
 		for _, a := range sent[i] {

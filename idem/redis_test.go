@@ -298,6 +298,30 @@ func TestRedisMistakesOfConfiguration(t *testing.T) {
 	}
 }
 
+// A store that lost its keys is found out by the hint that it should still hold.
+func TestRedisResetIsNoticed(t *testing.T) {
+	s := testenv.StartRedis(t)
+	boot := time.Hour
+	a := newRedis(t, idem.RedisConfig{Mode: idem.RedisSingle, Addrs: []string{s.Addr}, Agent: "agent-1", Run: "run-1", Boot: func() time.Duration { return boot }})
+	step := func(n int, pass time.Duration, want uint64) {
+		t.Helper()
+		boot += pass
+		if w, _, err := claimOne(a, redisClaim(n)); w != "won" || a.Resets() != want {
+			t.Fatalf("%s, %v: %d resets, want %d", w, err, a.Resets(), want)
+		}
+	}
+	step(1, 0, 0)
+	step(2, time.Second, 0)
+	if v := s.Do("GET", "scan:agent:agent-1"); v != "run-1" {
+		t.Fatalf("the hint holds %v", v)
+	}
+	s.Do("FLUSHALL")
+	step(1, time.Second, 1)
+	step(3, time.Second, 1)
+	s.Do("DEL", "scan:agent:agent-1") // as if it had expired
+	step(4, 2*time.Minute, 1)
+}
+
 // A server under memory pressure with noeviction refuses claims; it does not drop them.
 func TestRedisFullMemory(t *testing.T) {
 	s := testenv.StartRedis(t)

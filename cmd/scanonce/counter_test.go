@@ -225,6 +225,22 @@ func TestTwoLinearBottles(t *testing.T) {
 			t.Errorf("event %s", e.Data)
 		}
 	})
+	t.Run("an older one is not meant by itself", func(t *testing.T) {
+		t.Parallel()
+		h, _, _, g := bench(t, testenv.Setup{})
+		for _, item := range []string{matrix("00300937214106", "S1", "A"), matrix("00300937214106", "S2", "A")} {
+			g.expect("accepted", item)
+			g.expect("duplicate", item)
+		}
+		if code, a := sameAgain(t, h, g.ID, nil); code != http.StatusCreated || a.Outcome != "accepted" {
+			t.Fatalf("same again: %d %+v", code, a)
+		}
+		g.answer()
+		if code, a := sameAgain(t, h, g.ID, nil); code != http.StatusOK || a.Outcome != "armed" {
+			t.Fatalf("once more: %d %+v", code, a)
+		}
+		rowsOf(t, h, 3)
+	})
 	t.Run("armed by the interface", func(t *testing.T) {
 		t.Parallel()
 		h, _, _, g := bench(t, testenv.Setup{})
@@ -427,5 +443,22 @@ func TestReturnWithinTheWindow(t *testing.T) {
 	}
 	if len(rows) != 2 || count["dispense"] != 1 || count["return"] != 1 || len(linesOf(lines, "suppressed")) != 1 || len(linesOf(lines, "control")) != 1 {
 		t.Errorf("rows %+v, lines %+v", rows, lines)
+	}
+}
+
+// A burst of noise is refused, told without a byte of it, and holds up nothing behind it.
+func TestNoiseHoldsNothingUp(t *testing.T) {
+	t.Parallel()
+	h, _, stream, g := bench(t, testenv.Setup{})
+	for _, noise := range []string{"]d\x00x", "]\xff\xfehello", "]Jo Smith", "\x00\xff\x01"} {
+		if e := g.expect("rejected", noise); strings.Contains(string(e.Data), "Jo") {
+			t.Errorf("payload in %s", e.Data)
+		}
+	}
+	e := g.expect("accepted", bottle)
+	stream.Wait(t, 0, "the row", func(x *testenv.Event) bool { return x.Kind == "committed" && x.EventID == e.EventID })
+	rows, lines := quiet(t, h)
+	if len(rows) != 1 || len(linesOf(lines, "rejected")) != 4 {
+		t.Errorf("%d rows and %d rejected lines", len(rows), len(linesOf(lines, "rejected")))
 	}
 }

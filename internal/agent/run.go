@@ -84,6 +84,7 @@ type agent struct {
 
 	eventsDown atomic.Bool
 	linkTold   forward.Link // owned by the forwarder's goroutine
+	resets     uint64       // of the claim store, told of; owned by the forwarder's goroutine
 }
 
 // Run runs the agent until ctx ends. It returns nil, or an *ExitError.
@@ -129,7 +130,7 @@ func build(cfg *config.Config, o Options) (a *agent, err error) {
 	a.alarms = newAlarms(a.clock, a.tell)
 	a.metrics = newMetrics(o.Version)
 	a.ledger = openLedger(cfg, a.id, a.os, now)
-	a.claims = openClaims(cfg, a.os)
+	a.claims = openClaims(cfg, a.id, a.run, a.os)
 	a.forward = forward.New(forward.Config{Agent: a.id, Facility: cfg.Agent.FacilityUUID, Batch: cfg.Forward.Batch, BackoffMin: cfg.Forward.BackoffMin,
 		BackoffMax: cfg.Forward.BackoffMax, RateLimit: cfg.Forward.RateLimit, Timeout: storeTimeout, TTL: cfg.Claim.TTL},
 		a.spool, a.claims, forwardLedger(cfg, a.ledger), a.clock, a)

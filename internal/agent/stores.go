@@ -87,7 +87,7 @@ func postgresConfig(cfg *config.Config, agent string) ledger.PostgresConfig {
 }
 
 // openClaims makes the claim authority of the configuration.
-func openClaims(cfg *config.Config, host window.OS) idem.Authority {
+func openClaims(cfg *config.Config, agent, run string, host window.OS) idem.Authority {
 	if cfg.Claim.Backend != "redis" {
 		return idem.NewEmbedded(host.Boot, cfg.Claim.TTL)
 	}
@@ -96,6 +96,7 @@ func openClaims(cfg *config.Config, host window.OS) idem.Authority {
 		if err != nil {
 			return nil, err
 		}
+		c.Agent, c.Run, c.Boot = agent, run, host.Boot
 		return idem.NewRedis(c)
 	}}
 }
@@ -200,6 +201,16 @@ func (l *lateClaims) Ping(ctx context.Context) error {
 		l.mu.Unlock()
 	}
 	return err
+}
+
+// Resets counts the losses of the store's keys.
+func (l *lateClaims) Resets() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.r == nil {
+		return 0
+	}
+	return l.r.Resets()
 }
 
 // Notes are remarks about the servers.

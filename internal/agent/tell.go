@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -313,6 +314,29 @@ func (a *agent) Settled(number uint64, records []forward.Settled) {
 	}
 	a.tell(settledEntries(number, records, a.clock.Now().T)...)
 	a.watchSpool()
+	a.watchClaims()
+}
+
+// watchClaims notes in the audit that the claim store has lost its keys.
+func (a *agent) watchClaims() {
+	c, ok := a.claims.(interface{ Resets() uint64 })
+	if !ok {
+		return
+	}
+	n := c.Resets()
+	if n == a.resets {
+		return
+	}
+	a.resets = n
+	if n == 0 {
+		return // opened anew
+	}
+	a.log.Warn("the claim store has lost its keys; the ledger decides what they would have")
+	now := a.clock.Now().T
+	go a.inPipeline(context.Background(), func(b *spool.Batch) func(error) {
+		b.Note(spool.Line{Event: spool.NewEvent(now), At: now, Outcome: "notice", Reason: "store_reset"})
+		return nil
+	})
 }
 
 // LinkChanged tells of an outage and its end; see forward.Listener.
