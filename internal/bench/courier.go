@@ -50,20 +50,18 @@ func (t *tally) when(n int) <-chan struct{} {
 // and metrics that the agent makes of what it is told.
 type courier struct {
 	*forward.Forwarder
-	boot     func() time.Duration
 	inserted tally // rows whose insert has been answered
 	final    tally // scans that are settled
 
 	mu      sync.Mutex
-	settled time.Duration // boottime of the last settlement
 	trouble error
 
 	cancel context.CancelFunc
 	ended  chan error
 }
 
-func newCourier(o *outbox, c *central, boot func() time.Duration) *courier {
-	u := &courier{boot: boot, ended: make(chan error, 1)}
+func newCourier(o *outbox, c *central) *courier {
+	u := &courier{ended: make(chan error, 1)}
 	u.Forwarder = forward.New(forward.Config{Agent: "bench", Facility: facility, Batch: forwardBatch, BackoffMin: 100 * time.Millisecond,
 		BackoffMax: 5 * time.Second, Timeout: storeTimeout, TTL: claimTTL}, o.spool, c.claims, countingLedger{c.ledger, &u.inserted}, o.clock, u)
 	return u
@@ -92,7 +90,7 @@ func (u *courier) fail(err error) {
 	u.trouble = errors.Join(u.trouble, err)
 }
 
-// await waits until all of the first n scans are settled.
+// await waits until a tally is reached.
 func (u *courier) await(reached <-chan struct{}) error {
 	limit := time.NewTimer(time.Minute)
 	defer limit.Stop()
@@ -111,9 +109,6 @@ func (u *courier) Settled(_ uint64, records []forward.Settled) {
 			u.fail(fmt.Errorf("cannot measure: a new label is %s", v.State))
 		}
 	}
-	u.mu.Lock()
-	u.settled = u.boot()
-	u.mu.Unlock()
 	u.final.add(len(records))
 }
 

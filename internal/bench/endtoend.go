@@ -11,18 +11,19 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"scanonce/sync/ledger"
 	"scanonce/window"
 )
 
-// Sizes of rows F1 and F4 to F6.
-const (
-	loneScans    = 200    // F1, a round, each side
-	drained      = 50_000 // F4, a round
-	burstScans   = 40_000 // F5, a round
-	burstSeed    = 1_500
-	pacedCompute = 300 // F6 paced, a round, each side
-)
+// storeSizes are the numbers of scans in a round of rows F1 and F4 to F6.
+type storeSizes struct {
+	lone, paced int // each side
+	drain       int
+	burst, seed int
+}
+
+func fullStores() storeSizes {
+	return storeSizes{lone: 200, paced: 300, drain: 50_000, burst: 40_000, seed: 1_500}
+}
 
 // stores starts the central stores once.
 func (m *bench) stores() (*central, error) {
@@ -74,7 +75,7 @@ func (m *bench) withOutbox(c *central, f func(o *outbox, u *courier) error) (err
 		return err
 	}
 	defer func() { err = errors.Join(err, o.close()) }()
-	return f(o, newCourier(o, c, m.host.Boot))
+	return f(o, newCourier(o, c))
 }
 
 // lone is F1: a scan at each tick, durable here, claimed and committed, against the floor.
@@ -95,13 +96,10 @@ func (m *bench) lone(program string) ([]row, error) {
 	base := &fullFloor{disk: disk, c: c, rows: m.movements(), ctx: ctx}
 	var a *attended
 	if program != "" {
-		if a, err = attend(program, filepath.Join(m.dir, "f1-agent"), c.settings()); err != nil {
+		if a, err = attend(program, filepath.Join(m.dir, "f1-agent"), c.settings(), true); err != nil {
 			return nil, err
 		}
 		defer a.close()
-		if err := a.follow(); err != nil {
-			return nil, err
-		}
 	}
 	const committed, settled, whole = 1, 2, 3
 	var p50, p99 [4][]float64 // the floor's first
@@ -129,7 +127,7 @@ func (m *bench) lone(program string) ([]row, error) {
 		}
 		measure := func(keep bool) error {
 			commits = nil
-			took, err := m.paced(loneScans, ways...)
+			took, err := m.paced(m.sizes.lone, ways...)
 			if err != nil || !keep {
 				return err
 			}
@@ -200,10 +198,7 @@ func (m *bench) drain() ([]row, error) {
 				return errors.Join(err, u.stop(), c.expect(ctx, n))
 			})
 		}, func() error {
-			rows := make([]ledger.Row, n)
-			for i, g := 0, m.movements(); i < n; i++ {
-				rows[i] = g.next()
-			}
+			rows := rowsOf(m.movements(), n)
 			if err := c.empty(ctx); err != nil {
 				return err
 			}
@@ -221,12 +216,12 @@ func (m *bench) drain() ([]row, error) {
 		return nil, err
 	}
 	for k := range m.rounds {
-		if err := round(drained, k); err != nil {
+		if err := round(m.sizes.drain, k); err != nil {
 			return nil, err
 		}
 	}
 	r := median(ratios)
-	return []row{{"F4", fmt.Sprintf("drain of %d scans in the spool, in batches of %d, against the ceiling", drained, forwardBatch), ">= 0.85", ">= 0.95", fmt.Sprintf("%.2f", r),
+	return []row{{"F4", fmt.Sprintf("drain of %d scans in the spool, in batches of %d, against the ceiling", m.sizes.drain, forwardBatch), ">= 0.85", ">= 0.95", fmt.Sprintf("%.2f", r),
 		fmt.Sprintf("%.0f/s (%.2f s of CPU per 10k) against %.0f/s", median(ours), median(cpus), median(base)), atLeast(r, 0.85, 0.95)}}, nil
 }
 
@@ -237,6 +232,7 @@ func (m *bench) burst() ([]row, error) {
 		return nil, err
 	}
 	ctx := context.Background()
+	n, seeds := m.sizes.burst, m.sizes.seed
 	var rates, cpus, ours, base, ourCPU, baseCPU []float64
 	for k := range m.rounds {
 		var took, cpu, seedTook, seedCPU time.Duration
@@ -245,29 +241,29 @@ func (m *bench) burst() ([]row, error) {
 				if err := c.empty(ctx); err != nil {
 					return err
 				}
-				final := u.final.when(burstScans)
+				final := u.final.when(n)
 				u.start()
 				took, cpu, err = m.spent(func() error {
-					if err := o.burst(burstScans); err != nil {
+					if err := o.burst(n); err != nil {
 						return err
 					}
 					return u.await(final)
 				})
-				return errors.Join(err, u.stop(), c.expect(ctx, burstScans))
+				return errors.Join(err, u.stop(), c.expect(ctx, n))
 			})
 		}, func() error {
 			s := &seed{c: c, rows: m.movements(), ctx: ctx}
 			if err := errors.Join(c.empty(ctx), s.burst(10)); err != nil {
 				return err
 			}
-			seedTook, seedCPU, err = m.spent(func() error { return s.burst(burstSeed) })
-			return errors.Join(err, c.expect(ctx, burstSeed+10))
+			seedTook, seedCPU, err = m.spent(func() error { return s.burst(seeds) })
+			return errors.Join(err, c.expect(ctx, seeds+10))
 		})
 		if err != nil {
 			return nil, err
 		}
-		ours, base = append(ours, burstScans/took.Seconds()), append(base, burstSeed/seedTook.Seconds())
-		ourCPU, baseCPU = append(ourCPU, cpu.Seconds()*1e4/burstScans), append(baseCPU, seedCPU.Seconds()*1e4/burstSeed)
+		ours, base = append(ours, float64(n)/took.Seconds()), append(base, float64(seeds)/seedTook.Seconds())
+		ourCPU, baseCPU = append(ourCPU, cpu.Seconds()*1e4/float64(n)), append(baseCPU, seedCPU.Seconds()*1e4/float64(seeds))
 		rates = append(rates, ours[k]/base[k])
 		cpus = append(cpus, baseCPU[k]/ourCPU[k])
 	}
@@ -291,14 +287,14 @@ func (m *bench) pacedCost(program string) ([]row, error) {
 	}
 	var a *attended
 	if program != "" {
-		if a, err = attend(program, filepath.Join(m.dir, "f6-agent"), c.settings()); err != nil {
+		if a, err = attend(program, filepath.Join(m.dir, "f6-agent"), c.settings(), false); err != nil {
 			return nil, err
 		}
 		defer a.close()
 	}
 	s := &seed{c: c, rows: m.movements(), ctx: ctx}
 	var ours, base, whole, ratios, wholes []float64
-	perTen := func(d time.Duration) float64 { return d.Seconds() * 1e4 / pacedCompute }
+	perTen := func(d time.Duration) float64 { return d.Seconds() * 1e4 / float64(m.sizes.paced) }
 	err = m.withOutbox(c, func(o *outbox, u *courier) error {
 		u.start()
 		n := 0
@@ -306,24 +302,24 @@ func (m *bench) pacedCost(program string) ([]row, error) {
 			var cpu, seedCPU, agentCPU time.Duration
 			err := takingTurns(k, func() (err error) {
 				_, cpu, err = m.spent(func() error {
-					final := u.final.when(n + pacedCompute)
-					if _, err := m.paced(pacedCompute, o.lone); err != nil {
+					final := u.final.when(n + m.sizes.paced)
+					if _, err := m.paced(m.sizes.paced, o.lone); err != nil {
 						return err
 					}
-					n += pacedCompute
+					n += m.sizes.paced
 					return u.await(final)
 				})
 				return err
 			}, func() (err error) {
 				_, seedCPU, err = m.spent(func() error {
-					_, err := m.paced(pacedCompute, s.lone)
+					_, err := m.paced(m.sizes.paced, s.lone)
 					return err
 				})
 				return err
 			})
 			if err == nil && a != nil {
 				before, uerr := usageOf(a.cmd.Process.Pid)
-				_, perr := m.paced(pacedCompute, a.scan)
+				_, perr := m.paced(m.sizes.paced, a.scan)
 				after, aerr := usageOf(a.cmd.Process.Pid)
 				agentCPU, err = after.cpu-before.cpu, errors.Join(uerr, perr, aerr)
 			}

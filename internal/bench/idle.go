@@ -128,7 +128,7 @@ type idle struct {
 }
 
 func (m *bench) watchIdle(program string, span time.Duration) (*idle, error) {
-	a, err := attend(program, filepath.Join(m.dir, "f8-agent"), "")
+	a, err := attend(program, filepath.Join(m.dir, "f8-agent"), "", false)
 	if err != nil {
 		return nil, err
 	}

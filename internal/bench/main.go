@@ -49,7 +49,7 @@ func run(args []string) (err error) {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	m := &bench{host: host, dir: dir, rounds: *rounds, tb: &process{dir: dir}}
+	m := &bench{host: host, dir: dir, rounds: *rounds, sizes: fullStores(), tb: &process{dir: dir}}
 	defer func() { err = errors.Join(err, m.tb.end()) }()
 	fmt.Println("machine:", machine(dir))
 	busy, err := newBusy()

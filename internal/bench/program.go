@@ -47,8 +47,8 @@ func build(ctx context.Context, dir string) (string, error) {
 }
 
 // attend starts the program in dir, with more settings, and returns when it reads its scanner and has answered a
-// first scan.
-func attend(program, dir, settings string) (a *attended, err error) {
+// first scan. With follow it hears of commits, from the first scan's on.
+func attend(program, dir, settings string, follow bool) (a *attended, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -110,7 +110,13 @@ feedback = { good = "G", duplicate = "D", reject = "R" }
 	if err := a.scanner.WaitReading(ctx, client); err != nil {
 		return nil, err
 	}
-	return a, a.scan()
+	if !follow {
+		return a, a.scan()
+	}
+	if err := a.follow(); err != nil {
+		return nil, err
+	}
+	return a, a.scanCommitted()
 }
 
 // awaitReady asks until the agent says that it is ready.
@@ -142,7 +148,7 @@ func (a *attended) scan() error {
 	return err
 }
 
-// follow begins to hear of commits. The scans before are committed, or not told of.
+// follow begins to hear of commits, one for each scan.
 func (a *attended) follow() error {
 	client := api.NewClient(a.socket)
 	from, err := client.Position(a.ctx)

@@ -18,6 +18,7 @@ type bench struct {
 	host   window.OS
 	dir    string
 	rounds int
+	sizes  storeSizes
 
 	tb      *process // of the servers
 	central *central // nil until a row needs it
@@ -81,7 +82,7 @@ func (m *bench) local(program string) ([]row, error) {
 	defer fl.close()
 	var a *attended
 	if program != "" {
-		if a, err = attend(program, filepath.Join(m.dir, "f2-agent"), ""); err != nil {
+		if a, err = attend(program, filepath.Join(m.dir, "f2-agent"), "", false); err != nil {
 			return nil, err
 		}
 		defer a.close()

@@ -32,6 +32,15 @@ func (m *movements) next() ledger.Row {
 		Quantity: 1, Type: id.Type, Extras: id.Extras(m.policy), GTIN: "00300937214106", NDC11: id.NDC, Expiry: "2027-11-30", Agent: "baseline", CapturedAt: at, Quality: window.Synced}
 }
 
+// rowsOf makes n movements.
+func rowsOf(m *movements, n int) []ledger.Row {
+	rows := make([]ledger.Row, n)
+	for i := range rows {
+		rows[i] = m.next()
+	}
+	return rows
+}
+
 const baseColumns = `idem_key, edge_key, event_id, facility_uuid, scanner_id, ndc, lot, quantity, scan_type, window_index, extras, gtin, serial, ndc11,
 	expiry, pkg_level, agent_id, captured_at, clock_quality`
 
