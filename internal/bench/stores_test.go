@@ -12,7 +12,8 @@ import (
 )
 
 // The rows against real servers, at a small size: every side writes exactly one row a scan, which the rows
-// check themselves, and the gate of F5 is a tenth of its goal, since rates are reported and not tested.
+// check themselves. Rates are reported and not tested, as the disk may stand still; processor time is, far from its goal,
+// since the race detector slows down this side more.
 func TestStoreRows(t *testing.T) {
 	m := newBench(t)
 	m.rounds, m.tb = 3, &process{dir: m.dir}
@@ -48,8 +49,8 @@ func TestStoreRows(t *testing.T) {
 		}
 		if rows[0].id == "F5" {
 			var ratio float64
-			if _, err := fmt.Sscanf(rows[0].measured, "%fx", &ratio); err != nil || ratio < 3 {
-				t.Errorf("a burst is taken %s as fast as by the seed, less than 3 (%v)", rows[0].measured, err)
+			if _, err := fmt.Sscanf(rows[1].measured, "1/%f", &ratio); err != nil || ratio < 1.3 {
+				t.Errorf("a scan of a burst takes %s of the seed's processor time: it is handled by itself (%v)", rows[1].measured, err)
 			}
 		}
 	}
@@ -63,12 +64,12 @@ func TestStoreRows(t *testing.T) {
 	// A row that is there already, or a key that is held, is no figure.
 	g := m.movements()
 	r := g.next()
-	if err := errors.Join(m.central.claimNew(ctx, &r), m.central.storeOne(ctx, &r)); err != nil {
+	if err := errors.Join(m.central.empty(ctx), m.central.claimNew(ctx, &r), m.central.storeOne(ctx, &r)); err != nil {
 		t.Fatal(err)
 	}
 	rows := append(slices.Clone(rowsOf(g, 3)), r)
 	for what, err := range map[string]error{"claim": m.central.claimNew(ctx, &r), "insert": m.central.storeOne(ctx, &r),
-		"pipeline": m.central.ceiling(ctx, rows, 2), "statement": m.central.storeMany(ctx, append(rowsOf(g, 2), r))} {
+		"pipeline": m.central.claimMany(ctx, rows), "statement": m.central.storeMany(ctx, append(rowsOf(g, 2), r))} {
 		if err == nil {
 			t.Errorf("a repeated %s counts", what)
 		}
