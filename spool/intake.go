@@ -70,16 +70,33 @@ func (s *Spool) NewBatch() *Batch { return &Batch{s: s} }
 // Len is the number of records and notes.
 func (b *Batch) Len() int { return len(b.records) + len(b.notes) }
 
-// Note adds an audit line for a decision that captures nothing. Near the bound on bytes it does not, and says
-// so: such lines must not take the room of scans.
-func (b *Batch) Note(l Line) (kept bool) {
-	b.s.mu.Lock()
-	near := b.s.bytes() >= b.s.opts.MaxBytes/10*9
-	b.s.mu.Unlock()
-	if !near {
+// Note adds an audit line for a decision that captures nothing. Near the bound on bytes it waits in memory, up
+// to a number, until there is room: such lines must not take the room of scans.
+func (b *Batch) Note(l Line) {
+	switch {
+	case b.s.roomForNotes():
 		b.notes = append(b.notes, l)
+	case len(b.s.waiting) < waitingNotes:
+		b.s.waiting = append(b.s.waiting, l)
 	}
-	return !near
+}
+
+const waitingNotes = 4096
+
+func (s *Spool) roomForNotes() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.bytes() < s.opts.MaxBytes/10*9
+}
+
+// noteLate writes the notes that had to wait, once there is room.
+func (s *Spool) noteLate() error {
+	if len(s.waiting) == 0 || !s.roomForNotes() {
+		return nil
+	}
+	b := s.NewBatch()
+	b.notes, s.waiting = s.waiting, nil
+	return b.Commit()
 }
 
 // Heard says that a scanner sent a frame which is no movement: its acceptance of before an unclean stop is no

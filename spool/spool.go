@@ -59,15 +59,16 @@ type Spool struct {
 	opts Options
 
 	// Owned by the intake.
-	recent *recent
-	filter *bloom.Filter
-	clock  *window.Clock
-	side   sidecar
-	active *segment
-	begun  bool       // Begin has succeeded: until then the run before is not over
-	strays []string   // files that a crash left behind
-	steps  uint64     // of the clock, when the sidecar was written
-	high   window.UTC // highest t in the records that were read at the start
+	recent  *recent
+	filter  *bloom.Filter
+	clock   *window.Clock
+	side    sidecar
+	active  *segment
+	waiting []Line     // notes for which there is no room yet
+	begun   bool       // Begin has succeeded: until then the run before is not over
+	strays  []string   // files that a crash left behind
+	steps   uint64     // of the clock, when the sidecar was written
+	high    window.UTC // highest t in the records that were read at the start
 
 	wake chan struct{}
 
@@ -438,6 +439,7 @@ func (s *Spool) Maintain() error {
 	if inTheWay {
 		try(s.roll())
 	}
+	try(s.noteLate())
 	if s.clock.Now().T.Add(reserveAgain) >= s.side.Clock.Reserved || s.clock.Stats().Steps != s.steps {
 		try(s.writeSidecar(segmentEntry{}))
 	}

@@ -197,7 +197,7 @@ func windows(scanType string) (width, guard int64) {
 }
 
 // clockError is how far an agent's clock may be from its ledger's on a busy machine.
-const clockError = 50 * time.Millisecond
+const clockError = 250 * time.Millisecond
 
 func keyOf(parts ...string) string {
 	h := sha256.Sum256([]byte(strings.Join(parts, "|")))
