@@ -570,7 +570,6 @@ func (f *Forwarder) decide(ctx context.Context, retried, fresh []spool.Record) (
 	written := map[idem.EventID]window.UTC{}
 	poison := map[idem.EventID]string{}
 	if len(rows) > 0 {
-		slices.SortFunc(rows, func(a, b ledger.Row) int { return slices.Compare(a.Keys.Idem.Hash[:], b.Keys.Idem.Hash[:]) })
 		ins, err := f.ledger.Insert(ctx, rows)
 		if err != nil {
 			return nil, err
