@@ -351,6 +351,7 @@ func TestSerialIdle(t *testing.T) {
 		}},
 		{"after an unplug", func(t *testing.T) *rig {
 			r, p := plugged(t, nil)
+			must(t, os.Remove(r.path)) // as udev does: the terminal's number goes to the next one who asks
 			p.unplug()
 			r.wait(Absent)
 			return r
