@@ -40,7 +40,7 @@ test-deps: ## Install what the tests run, Redis and PostgreSQL, if it is missing
 # Two packages at a time: the tests start servers and agents of their own and mind the time.
 .PHONY: test
 test: test-deps lint ## Check, and run all tests with the race detector
-	$(GO) test -race -p 2 -timeout $(TESTTIME) ./...
+	$(GO) test -race -p 1 -timeout $(TESTTIME) ./...
 
 .PHONY: bench
 bench: test-deps ## Measure the agent beside the baselines; BENCHFLAGS="-rounds 5 -rows F2,F3"
