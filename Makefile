@@ -37,7 +37,8 @@ lint: ## Check formatting and vet
 test-deps: ## Install what the tests run, Redis and PostgreSQL, if it is missing
 	@.ci/test-deps
 
-# Two packages at a time: the tests start servers and agents of their own and mind the time.
+# One package at a time: the tests start servers and agents of their own, mind the time, and share the machine's
+# terminal numbers.
 .PHONY: test
 test: test-deps lint ## Check, and run all tests with the race detector
 	$(GO) test -race -p 1 -timeout $(TESTTIME) ./...
