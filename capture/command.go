@@ -49,6 +49,59 @@ func (c Command) String() string {
 	return ""
 }
 
+// Commands lists what a command sheet holds: a mode for each scan type, same again, and the quantities.
+func Commands(quantities ...int) []Command {
+	var all []Command
+	for _, t := range window.ScanTypes() {
+		all = append(all, Command{Verb: CommandMode, Type: t})
+	}
+	all = append(all, Command{Verb: CommandSameAgain})
+	for _, n := range quantities {
+		all = append(all, Command{Verb: CommandQuantity, Quantity: n})
+	}
+	return all
+}
+
+// Title names the command for people, "" for no command.
+func (c Command) Title() string {
+	switch c.Verb {
+	case CommandMode:
+		name := c.Type.String()
+		return strings.ToUpper(name[:1]) + name[1:]
+	case CommandQuantity:
+		return "Quantity " + strconv.Itoa(c.Quantity)
+	case CommandSameAgain:
+		return "Same again"
+	}
+	return ""
+}
+
+// Meaning is one sentence on what scanning the command does, "" for no command.
+func (c Command) Meaning() string {
+	switch c.Verb {
+	case CommandMode:
+		return modeMeanings[c.Type]
+	case CommandQuantity:
+		if c.Quantity == 1 {
+			return "The next item scanned counts once; takes back a quantity scanned before."
+		}
+		return "The next item scanned counts " + strconv.Itoa(c.Quantity) + " times, then each counts once again."
+	case CommandSameAgain:
+		return "The scan just told as a duplicate is a further item; without one, the next scan is."
+	}
+	return ""
+}
+
+var modeMeanings = map[window.ScanType]string{
+	window.Receive:  "Items scanned from now on have come in.",
+	window.Dispense: "Items scanned from now on go out to a patient.",
+	window.Waste:    "Items scanned from now on are thrown away.",
+	window.Return:   "Items scanned from now on come back or go back.",
+	window.Adjust:   "Items scanned from now on correct the stock.",
+	window.Transfer: "Items scanned from now on go to or come from another site.",
+	window.Count:    "Items scanned from now on are counted on the shelf.",
+}
+
 const (
 	detailCommand     = "This command barcode is not known: print the command sheet again with this version."
 	detailCommandCase = "The command barcode arrived in the wrong case: turn Caps Lock off, or have the scanner send the case as it is."

@@ -2,7 +2,6 @@ package capture
 
 import (
 	"errors"
-	"fmt"
 	"time"
 )
 
@@ -37,13 +36,16 @@ func (d Date) IsZero() bool { return d == Date{} }
 
 // String is YYYY-MM-DD, YYYY-MM for a whole month, "" for no date.
 func (d Date) String() string {
-	switch {
-	case d.IsZero():
+	if d.IsZero() {
 		return ""
-	case d.Day == 0:
-		return fmt.Sprintf("%04d-%02d", d.Year, d.Month)
 	}
-	return fmt.Sprintf("%04d-%02d-%02d", d.Year, d.Month, d.Day)
+	digits := func(b []byte, v int) []byte { return append(b, byte('0'+v/10%10), byte('0'+v%10)) }
+	b := append(digits(digits(make([]byte, 0, 10), d.Year/100), d.Year), '-')
+	b = digits(b, d.Month)
+	if d.Day != 0 {
+		b = digits(append(b, '-'), d.Day)
+	}
+	return string(b)
 }
 
 // MarshalText writes String's form.

@@ -88,7 +88,11 @@ func (d *Decoder) decode(s *Scan, body []byte, p *Profile, today Date) Refusal {
 		w.raw = len(body)
 	}
 	if n := len(p.SymbologyPrefix); n > 0 && len(body) > n && alias(body[:n]) == p.SymbologyPrefix {
-		w.buf = append(append(w.buf[:0], ']'), body[n:]...)
+		w.buf = w.buf[:0]
+		if body[n] != ']' {
+			w.buf = append(w.buf, ']')
+		}
+		w.buf = append(w.buf, body[n:]...)
 		w.raw = len(w.buf)
 	}
 	kind := carrierNone

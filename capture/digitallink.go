@@ -53,7 +53,7 @@ func (d *Decoder) digitalLink(s *Scan, from int, today Date) Refusal {
 	p := splitURI(u)
 	root := findKey(u, p)
 	if root < 0 {
-		if intendsKey(u[p.path:p.pathEnd]) {
+		if path := u[p.path:p.pathEnd]; intendsKey(path) || compressed(u[p.host:p.path], path) {
 			return refuse(BadURI, detailURI)
 		}
 		return d.words(s, u, 0)
@@ -96,19 +96,25 @@ func (d *Decoder) digitalLink(s *Scan, from int, today Date) Refusal {
 
 // query reads the attributes. Keys that are no numbers belong to others.
 func (s *Scan) query(q []byte, key uint16, quals []uint16, today Date) Refusal {
-	for len(q) > 0 {
-		var param []byte
-		param, q, _ = bytes.Cut(q, []byte{'&'})
-		name, value, ok := bytes.Cut(param, []byte{'='})
-		if !ok || !allDigits(name) {
+	for next := 0; next < len(q); {
+		at := next
+		equals, end := -1, at
+		for ; end < len(q) && q[end] != '&'; end++ {
+			if q[end] == '=' && equals < 0 {
+				equals = end
+			}
+		}
+		next = end + 1
+		if equals < 0 || !allDigits(q[at:equals]) {
 			continue
 		}
+		name, value := q[at:equals], q[equals+1:end]
 		i := ais.exact(name)
 		info := &ais.list[i]
 		switch {
 		case info.flags&person != 0:
 			return refuse(PHI, detailPHI)
-		case i == noAI || info.flags&attr == 0 || len(value) == 0 || belongsInPath(i, key, quals):
+		case i == noAI || info.flags&attr == 0 || len(value) == 0 || !s.w.seen.has(i) && belongsInPath(i, key, quals):
 			return refuse(BadURI, detailURI)
 		}
 		if r := s.addEscaped(i, value, true, today); !r.OK() {
@@ -206,21 +212,64 @@ func plausibleKey(i uint16, value []byte) bool {
 	if ais.list[i].set != setN && ais.list[i].key == 0 {
 		want = 4
 	}
-	return leadingDigits(value, want) == want
+	return leadingEscaped(value, want) == want
 }
 
-// intendsKey says that a path holds a GTIN somewhere, though not as a Digital Link may.
-func intendsKey(path []byte) bool {
-	for {
-		i := bytes.Index(path, []byte("/01/"))
-		if i < 0 {
-			return false
+// leadingEscaped is leadingDigits for a part of a URI, in which a digit may be escaped.
+func leadingEscaped(b []byte, most int) int {
+	for n := 0; n < most; n++ {
+		switch {
+		case leadingDigits(b, 1) == 1:
+			b = b[1:]
+		case len(b) > 2 && b[0] == '%' && b[1] == '3' && b[2]-'0' <= 9:
+			b = b[3:]
+		default:
+			return n
 		}
-		path = path[i+3:]
-		if leadingDigits(path[1:], 8) == 8 {
+	}
+	return most
+}
+
+// intendsKey says that a path holds a GTIN somewhere, though not as a Digital Link may: out of its place, or
+// behind a name, which early versions had in place of the AI.
+func intendsKey(path []byte) bool {
+	for i := 0; i+4 < len(path); i++ {
+		if path[i] != '/' {
+			continue
+		}
+		name := 0
+		switch path[i+1] {
+		case '0':
+			name = len("01")
+		case 'G', 'g', 'I', 'i':
+			name = len("gtin")
+		default:
+			continue
+		}
+		rest := path[i+1:]
+		if len(rest) <= name || rest[name] != '/' || leadingEscaped(rest[name+1:], 8) < 8 {
+			continue
+		}
+		if n := rest[:name]; string(n) == "01" || equalFold(n, "gtin") || equalFold(n, "itip") {
 			return true
 		}
 	}
+	return false
+}
+
+// compressed says that a link to GS1's own resolver has nothing but a packed text for a path: a compressed
+// Digital Link. At another address it cannot be told from an ordinary link, and is taken for one.
+func compressed(host, path []byte) bool {
+	const shortest = 10 // a GTIN alone takes more
+	if !equalFold(host, "id.gs1.org") || len(path) <= shortest {
+		return false
+	}
+	for _, c := range path[1:] {
+		if !isAlnum(c) && c != '-' && c != '_' {
+			return false
+		}
+	}
+	return true
 }
 
 // qualifies says that the qualifiers are, in their order, a part of one of the key's alternatives.

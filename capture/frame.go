@@ -16,7 +16,8 @@ type Profile struct {
 	GunDigits int
 	// BareDigits says what 11 or 8 digits without AIM identifier are: "ndc11", "ean8", or "" to refuse both.
 	BareDigits string
-	// SymbologyPrefix is what the device sends in place of the "]" of an AIM identifier; "" if it sends "]".
+	// SymbologyPrefix is what the device sends in place of or before the "]" of an AIM identifier; "" if it
+	// sends "]".
 	SymbologyPrefix string
 }
 

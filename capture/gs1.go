@@ -5,17 +5,19 @@ import "bytes"
 const gs = 0x1d // stands for FNC1 between elements
 
 const (
-	detailLength    = "A value on the label has the wrong length: the code was misread or is printed wrongly. Scan again; if it stays, report the label."
-	detailLongValue = "A value runs past its longest length: the separator behind it is lost. Set the scanner to send GS (FNC1), then scan again."
-	detailTruncated = "The code ends too early, or a separator stands inside a value: scan again; if it stays, report the label."
-	detailCharset   = "A value holds a character that GS1 does not allow. If the scanner replaces GS by another character, enter it as gs_substitute of this scanner."
-	detailControl   = "The data holds a control character: check the scanner's interface settings, then scan again."
-	detailUnknownAI = "The label uses an element that does not exist: nothing behind it can be trusted. Scan again; if it stays, report the label."
-	detailPHI       = "This code may identify a person and is not read. Scan the product's own barcode."
-	detailDuplicate = "The label gives one element twice with different values, or two labels were read together: scan one label at a time."
-	detailIllegal   = "The label combines elements that exclude each other: report the label, and scan another code of the item."
-	detailSpelled   = "The scanner spells the separator out as text: set it to send the GS character (hex 1D) itself."
-	detailTwoScans  = "Two scans arrived as one: give the scanner a suffix (CR), and scan one label at a time."
+	detailLength     = "A value on the label has the wrong length: the code was misread or is printed wrongly. Scan again; if it stays, report the label."
+	detailLongLot    = "The lot runs past 20 characters: the separator between it and the next element, mostly the serial number, is missing. The scanner's GS setting is wrong, or the label: have the scanner send GS (FNC1), then scan again."
+	detailLongSerial = "The serial number runs past 20 characters: the separator between it and the next element, mostly the lot, is missing. The scanner's GS setting is wrong, or the label: have the scanner send GS (FNC1), then scan again."
+	detailLongValue  = "A value runs past its longest length: the separator behind it is lost. Set the scanner to send GS (FNC1), then scan again."
+	detailTruncated  = "The code ends too early, or a separator stands inside a value: scan again; if it stays, report the label."
+	detailCharset    = "A value holds a character that GS1 does not allow. If the scanner replaces GS by another character, enter it as gs_substitute of this scanner."
+	detailControl    = "The data holds a control character: check the scanner's interface settings, then scan again."
+	detailUnknownAI  = "The label uses an element that does not exist: nothing behind it can be trusted. Scan again; if it stays, report the label."
+	detailPHI        = "This code may identify a person and is not read. Scan the product's own barcode."
+	detailDuplicate  = "The label gives one element twice with different values, or two labels were read together: scan one label at a time."
+	detailIllegal    = "The label combines elements that exclude each other: report the label, and scan another code of the item."
+	detailSpelled    = "The scanner spells the separator out as text: set it to send the GS character (hex 1D) itself."
+	detailTwoScans   = "Two scans arrived as one: give the scanner a suffix (CR), and scan one label at a time."
 )
 
 // elements reads the element string buf[from:to]. sep also separates elements, if it is not 0.
@@ -189,11 +191,11 @@ func (s *Scan) checkShape(info *aiInfo, v []byte, sh shape) Refusal {
 			return refuse(ControlChar, detailControl)
 		}
 		if info.set == setN && all&set82 != 0 && len(v) > int(info.max) {
-			return s.tooLong(v)
+			return s.tooLong(info, v)
 		}
 		return refuse(BadCharset, detailCharset)
 	case len(v) > int(info.max):
-		return s.tooLong(v)
+		return s.tooLong(info, v)
 	case leadingDigits(v, int(info.num)) < int(info.num):
 		return refuse(BadCharset, detailCharset)
 	}
@@ -201,9 +203,14 @@ func (s *Scan) checkShape(info *aiInfo, v []byte, sh shape) Refusal {
 }
 
 // tooLong tells two scans in one frame from a lost separator.
-func (s *Scan) tooLong(v []byte) Refusal {
-	if s.repeats(v) {
+func (s *Scan) tooLong(info *aiInfo, v []byte) Refusal {
+	switch {
+	case s.repeats(v):
 		return refuse(Concatenated, detailTwoScans)
+	case info.field == fieldLot:
+		return refuse(BadLength, detailLongLot)
+	case info.field == fieldSerial:
+		return refuse(BadLength, detailLongSerial)
 	}
 	return refuse(BadLength, detailLongValue)
 }
@@ -258,36 +265,34 @@ func hasSeparator(b []byte, sep byte) bool {
 	return bytes.IndexByte(b, gs) >= 0 || sep != 0 && bytes.IndexByte(b, sep) >= 0
 }
 
-// hides says that a value could hold an element whose separator was lost: one of the AIs that go with
-// medicines, with something that fits it behind.
-func hides(v []byte) bool {
+// hides looks for an AI of those that go with medicines, with something that fits it behind, within a value:
+// an element whose separator was lost. noAI if there is none.
+func hides(v []byte) uint16 {
 	for i := 1; i+2 < len(v); i++ {
 		rest := v[i+2:]
+		ok := false
 		switch string(v[i : i+2]) {
 		case "10", "21":
-			return true
+			ok = true
 		case "30", "37":
-			if rest[0]-'0' <= 9 {
-				return true
-			}
+			ok = rest[0]-'0' <= 9
 		case "11", "15", "17":
-			if leadingDigits(rest, 6) == 6 {
-				return true
-			}
+			ok = leadingDigits(rest, 6) == 6
 		case "01":
-			if leadingDigits(rest, 14) == 14 {
-				return true
-			}
+			ok = leadingDigits(rest, 14) == 14
+		}
+		if ok {
+			return ais.two[two(v[i:])]
 		}
 	}
-	return false
+	return noAI
 }
 
 // suspectLostSeparator flags a scan without AIM identifier and GS whose last value could hide an element.
 func (s *Scan) suspectLostSeparator() {
 	if n := len(s.w.elems); n > 0 {
 		e := s.w.elems[n-1]
-		if ais.list[e.ai].flags&fixed == 0 && hides(s.w.buf[e.from:e.to]) {
+		if ais.list[e.ai].flags&fixed == 0 && hides(s.w.buf[e.from:e.to]) != noAI {
 			s.Flags |= FlagMissingSeparator
 		}
 	}

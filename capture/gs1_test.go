@@ -1,12 +1,10 @@
 package capture
 
 import (
-	"bytes"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"pgregory.net/rapid"
 )
@@ -502,64 +500,4 @@ func TestAIsStops(t *testing.T) {
 		t.Errorf("%v", titles)
 	}
 	new(Scan).AIs(func(_, _, _ string) bool { t.Error("an empty Scan has elements"); return false })
-}
-
-// A long payload costs linear time: no input of 4096 bytes is out of line with another.
-func TestWorstCases(t *testing.T) {
-	d, err := NewDecoder(DecoderConfig{Rx: []RxProfile{{"a", `(?P<rx>(\d|[A-Z])+)X`}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	fill := func(prefix, unit string) []byte {
-		b := []byte(prefix)
-		b = append(b, strings.Repeat(unit, 4096/len(unit)+1)...)
-		return b[:4096]
-	}
-	for name, in := range map[string][]byte{
-		"GS":            fill("]d2", "\x1d"),
-		"same element":  fill("]d2", "2000"),
-		"same variable": fill("]d2", "10A\x1d"),
-		"long lot":      fill("]d20100312345678906"+"10", "01003123456789"),
-		"brackets":      fill("", "(99)A"),
-		"open brackets": fill("(99)", "("),
-		"angle":         fill("]d210", "<G"),
-		"identifiers":   fill("]d210", "]"),
-		"digits":        fill("", "1"),
-		"hyphens":       fill("", "1-"),
-		"URI":           fill("https://a.example", "/01"),
-		"URI escapes":   fill("https://a.example/01/00312345678906/10/", "%41"),
-		"URI query":     fill("https://a.example/01/00312345678906?", "a=1&"),
-		"HIBC":          fill("+A999", "A"),
-		"HIBC slashes":  fill("+A999A1", "/S1"),
-		"header":        fill("@", "\n"),
-		"every AI":      everyAI(),
-		"opaque":        fill("", "x"),
-	} {
-		var s Scan
-		best := time.Hour
-		for range 50 {
-			start := time.Now()
-			d.Decode(&s, in, nil, vectorDay)
-			best = min(best, time.Since(start))
-		}
-		t.Logf("%-14s %v", name, best)
-		// The goal is 50 µs; leave room for a busy machine and the race detector.
-		if best > 2*time.Millisecond {
-			t.Errorf("%s takes %v", name, best)
-		}
-	}
-}
-
-func everyAI() []byte {
-	var b bytes.Buffer
-	b.WriteString("]d2")
-	for i := 1; i <= ais.n; i++ {
-		info := &ais.list[i]
-		if info.set == set82 && info.check == noCheck && info.num == 0 && info.flags&person == 0 {
-			b.WriteString(info.ai + "A\x1d")
-		} else if info.flags&fixed != 0 && info.ai[0] == '3' && info.ai[3] == '0' {
-			b.WriteString(info.ai + "000001")
-		}
-	}
-	return b.Bytes()
 }

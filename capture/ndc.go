@@ -1,14 +1,6 @@
 package capture
 
-import (
-	"bufio"
-	"errors"
-	"fmt"
-	"io"
-	"slices"
-	"strings"
-	"unsafe"
-)
+import "unsafe"
 
 // The ways to read ten digits, in the order of Candidates11.
 const (
@@ -206,8 +198,13 @@ func (d *Decoder) nationalNDC(s *Scan, v []byte) Refusal {
 		s.decide(alias(v))
 		s.Flags |= FlagAssumed542
 	case len(v) == 10:
-		if !had {
+		switch {
+		case !had:
 			d.resolve10(s, alias(v))
+		case s.NDC10 != alias(v):
+			// Two packages, and neither number has hyphens: nothing is decided.
+			s.NDC11, s.NDC12, s.unlooked = "", "", false
+			s.Flags = s.Flags&^FlagNDCUnresolved | FlagNDCAmbiguous
 		}
 		return Refusal{}
 	default:
@@ -218,126 +215,4 @@ func (d *Decoder) nationalNDC(s *Scan, v []byte) Refusal {
 		s.Flags |= FlagNDCAmbiguous // the label's two numbers name different packages
 	}
 	return Refusal{}
-}
-
-// Directory is an NDC directory: which hyphenation of ten digits is a listed package. It is immutable;
-// nil is an empty one.
-//
-// Its index is one sorted slice of packed integers, ten digits × 4 + form, so that a look-up is one binary
-// search and the slice may as well be a mapped file.
-type Directory struct {
-	index    []uint64
-	packages int
-}
-
-// Len is the number of listed packages.
-func (d *Directory) Len() int {
-	if d == nil {
-		return 0
-	}
-	return d.packages
-}
-
-// forms returns the listed hyphenations of ten digits as bits.
-func (d *Directory) forms(ndc *[10]byte) (listed uint8) {
-	if d == nil || len(d.index) == 0 {
-		return 0
-	}
-	key := packed(ndc[:]) << 2
-	lo, hi := 0, len(d.index)
-	for lo < hi {
-		if mid := int(uint(lo+hi) >> 1); d.index[mid] < key {
-			lo = mid + 1
-		} else {
-			hi = mid
-		}
-	}
-	for ; lo < len(d.index) && d.index[lo]>>2 == key>>2; lo++ {
-		listed |= 1 << (d.index[lo] & 3)
-	}
-	return listed
-}
-
-// ParseDirectory makes a directory of hyphenated NDCs: 4-4-2, 5-3-2, 5-4-1, and the padded 5-4-2 and
-// 6-4-2, which list every ten-digit form that pads to them.
-func ParseDirectory(ndcs []string) (*Directory, error) {
-	var b dirBuilder
-	for _, n := range ndcs {
-		if !b.add([]byte(n)) {
-			return nil, errors.New("cannot read an NDC of the directory: write it with hyphens, for example 0093-7214-10")
-		}
-	}
-	return b.build(), nil
-}
-
-// LoadDirectory reads a text file with one hyphenated NDC a line; blank lines and lines that begin with
-// "#" are skipped. An error names the line.
-func LoadDirectory(r io.Reader) (*Directory, error) {
-	var b dirBuilder
-	sc := bufio.NewScanner(r)
-	for line := 1; sc.Scan(); line++ {
-		text := strings.TrimSpace(sc.Text())
-		if text == "" || text[0] == '#' {
-			continue
-		}
-		if !b.add([]byte(text)) {
-			return nil, fmt.Errorf("cannot read the NDC in line %d: write one hyphenated NDC a line, for example 0093-7214-10", line)
-		}
-	}
-	if err := sc.Err(); err != nil {
-		return nil, fmt.Errorf("cannot read the NDC directory: %w; it must be a text file with one hyphenated NDC a line", err)
-	}
-	return b.build(), nil
-}
-
-type dirBuilder struct {
-	index []uint64
-	all   []uint64 // 12 digits, to count packages once
-}
-
-func (b *dirBuilder) add(text []byte) bool {
-	n, ok := parseNDC(text)
-	if !ok || allZero(n.digits[:]) {
-		return false
-	}
-	d := n.digits
-	b.all = append(b.all, packed(d[:])<<3|uint64(n.form))
-	six, four, pack := d[:6], d[6:10], d[10:]
-	if six[0] != '0' {
-		return true // no ten-digit form
-	}
-	has := func(form int) bool { return n.form == form || n.form >= form542 }
-	if six[1] == '0' && has(form442) {
-		b.put(form442, six[2:], four, pack)
-	}
-	if four[0] == '0' && has(form532) {
-		b.put(form532, six[1:], four[1:], pack)
-	}
-	if pack[0] == '0' && has(form541) {
-		b.put(form541, six[1:], four, pack[1:])
-	}
-	return true
-}
-
-func (b *dirBuilder) put(form uint64, groups ...[]byte) {
-	var n uint64
-	for _, g := range groups {
-		for _, c := range g {
-			n = n*10 + uint64(c-'0')
-		}
-	}
-	b.index = append(b.index, n<<2|form)
-}
-
-func packed(d []byte) (n uint64) {
-	for _, c := range d {
-		n = n*10 + uint64(c-'0')
-	}
-	return n
-}
-
-func (b *dirBuilder) build() *Directory {
-	slices.Sort(b.index)
-	slices.Sort(b.all)
-	return &Directory{index: slices.Clip(slices.Compact(b.index)), packages: len(slices.Compact(b.all))}
 }

@@ -45,6 +45,7 @@ func TestDirectoryDecides(t *testing.T) {
 		{"bracketed", []string{"0093-7214-10"}, "(01)00300937214106", "00093721410", 0},
 		{"link", []string{"0093-7214-10"}, "https://a.example/01/00300937214106", "00093721410", 0},
 		{"ITIP", []string{"0093-7214-10"}, "]d28006003009372141060101", "00093721410", 0},
+		{"two numbers without hyphens", []string{"0093-7214-10", "12345-678-90"}, "]d201003009372141067151234567890", "", FlagNDCAmbiguous},
 		{"AI 715 wins", []string{"0093-7214-10"}, "]d201003009372141067150093-7214-10", "00093721410", 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -176,6 +177,7 @@ func TestNationalNDC(t *testing.T) {
 		// The two numbers name different packages: AI 715 stands, and it is said.
 		{"]d20100300937214106715012345067890", "12345067890", "012345067890", FlagNDCAmbiguous, ""},
 		{"]d20100300937214106715100001000102", "", "100001000102", FlagNDCAmbiguous, ""},
+		{"]d201003009372141067151234567890", "", "", FlagNDCAmbiguous, ""},
 		{"]d2715123", "", "", 0, BadNDC},
 		{"]d2715ABC", "", "", 0, BadNDC},
 		{"]d27151234-567-89", "", "", 0, BadNDC},

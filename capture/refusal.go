@@ -50,3 +50,6 @@ func (r Refusal) String() string {
 }
 
 func refuse(k ErrorKind, detail string) Refusal { return Refusal{Kind: k, Detail: detail} }
+
+// DocumentRefused is the refusal of a frame that a Burst has dropped.
+func DocumentRefused() Refusal { return refuse(IDDocument, detailID) }

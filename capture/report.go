@@ -45,9 +45,9 @@ type ReportHIBC struct {
 }
 
 // String tells the kind, never content; only the JSON form shows it.
-func (r Report) String() string       { return fmt.Sprintf("report of a %s", r.Kind) }
-func (r Report) GoString() string     { return r.String() }
-func (r Report) LogValue() slog.Value { return slog.StringValue(r.String()) }
+func (r Report) String() string             { return fmt.Sprintf("report of a %s", r.Kind) }
+func (r Report) Format(f fmt.State, _ rune) { hide(f, r) }
+func (r Report) LogValue() slog.Value       { return slog.StringValue(r.String()) }
 
 // Report copies the scan's content. Without a directory, ndc_unresolved goes without saying and is left out.
 func (s *Scan) Report() Report {

@@ -3,6 +3,7 @@ package capture
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"log/slog"
 	"regexp"
 )
@@ -14,9 +15,12 @@ type Secret string
 func (t Secret) Reveal() string { return string(t) }
 
 func (t Secret) String() string               { return fmt.Sprintf("[%d characters]", len(t)) }
-func (t Secret) GoString() string             { return t.String() }
+func (t Secret) Format(f fmt.State, _ rune)   { hide(f, t) }
 func (t Secret) LogValue() slog.Value         { return slog.StringValue(t.String()) }
 func (t Secret) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
+
+// hide prints v's String whatever the verb: fmt asks for a String at some verbs only.
+func hide(f fmt.State, v fmt.Stringer) { io.WriteString(f, v.String()) }
 
 // Rx is what a pharmacy's own label says. A group that the pattern lacks is empty.
 type Rx struct {
@@ -55,6 +59,10 @@ func compileRx(profiles []RxProfile) ([]rxPattern, error) {
 			if q.name == p.Name {
 				return nil, fmt.Errorf("cannot use rx_profile %q twice: give each its own name", p.Name)
 			}
+		}
+		_, err := regexp.Compile(p.Pattern) // alone: a bracket too many would end the group that makes it match the whole text
+		if err != nil {
+			return nil, fmt.Errorf("cannot use the pattern of rx_profile %q: %w; write RE2 syntax", p.Name, err)
 		}
 		re, err := regexp.Compile(`\A(?:` + p.Pattern + `)\z`)
 		if err != nil {

@@ -197,8 +197,8 @@ func (s Scan) String() string {
 	return fmt.Sprintf("%s %s [%d bytes]", s.Kind, s.Symbology, s.Length)
 }
 
-// GoString is String.
-func (s Scan) GoString() string { return s.String() }
+// Format is String at every verb.
+func (s Scan) Format(f fmt.State, _ rune) { hide(f, s) }
 
 // LogValue is String.
 func (s Scan) LogValue() slog.Value { return slog.StringValue(s.String()) }

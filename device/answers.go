@@ -24,7 +24,8 @@ type answers struct {
 
 type answer struct {
 	Answer
-	at time.Duration // CLOCK_BOOTTIME
+	own []byte        // in place of Answer's: the protocol's business alone
+	at  time.Duration // CLOCK_BOOTTIME
 }
 
 func newAnswers(src Source, s *supervisor) *answers {
@@ -35,7 +36,7 @@ func (a *answers) drop() { a.sup.count(func(st *Stats) { st.AnswersDropped++ }) 
 
 // expect notes that a frame is offered: an answer is due. It returns nil for a device that takes none.
 func (a *answers) expect() Replier {
-	if !a.sup.ack && a.sup.tones.empty() {
+	if a.sup.good == nil && a.sup.tones.empty() {
 		return nil
 	}
 	a.mu.Lock()
@@ -45,8 +46,18 @@ func (a *answers) expect() Replier {
 }
 
 // Reply never blocks.
-func (a *answers) Reply(r Answer) {
-	at := a.sup.clock.Now().Boot
+func (a *answers) Reply(r Answer) { a.put(answer{Answer: r}) }
+
+// send writes what no frame is answered with, in its turn. It never blocks.
+func (a *answers) send(own []byte) {
+	a.mu.Lock()
+	a.due++
+	a.mu.Unlock()
+	a.put(answer{own: own})
+}
+
+func (a *answers) put(r answer) {
+	r.at = a.sup.clock.Now().Boot
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.closed {
@@ -54,7 +65,7 @@ func (a *answers) Reply(r Answer) {
 		return
 	}
 	select {
-	case a.queue <- answer{r, at}:
+	case a.queue <- r:
 	default:
 		a.drop()
 		a.settled()
@@ -89,7 +100,11 @@ func (a *answers) allSent() <-chan struct{} {
 func (a *answers) write() {
 	for r := range a.queue {
 		sent := true
-		if b := a.bytes(r.Answer); len(b) > 0 {
+		b := r.own
+		if b == nil {
+			b = a.bytes(r.Answer)
+		}
+		if len(b) > 0 {
 			if a.sup.clock.Now().Boot-r.at >= writeTimeout {
 				sent = false
 			} else if _, err := a.src.Write(b); err != nil {
@@ -118,12 +133,10 @@ func (a *answers) close() {
 // bytes are what the device is sent: the protocol's answer first, then the tone.
 func (a *answers) bytes(r Answer) []byte {
 	var b []byte
-	if a.sup.ack {
-		if r == NotAccepted {
-			b = append(b, nak)
-		} else {
-			b = append(b, ack)
-		}
+	if r == NotAccepted {
+		b = append(b, a.sup.bad...)
+	} else {
+		b = append(b, a.sup.good...)
 	}
 	switch r {
 	case Accepted, Control:

@@ -46,21 +46,35 @@ func (f Feedback) empty() bool { return len(f.Good)+len(f.Duplicate)+len(f.Rejec
 
 // Validate returns all that is wrong, joined, each with what to write instead.
 func (c SerialConfig) Validate() error {
+	var path error
+	switch {
+	case c.Path == "":
+		path = fmt.Errorf(`cannot find scanner %s without a path: write path = "/dev/serial/by-id/…"`, c.ID)
+	case !filepath.IsAbs(c.Path) || strings.ContainsRune(c.Path, 0):
+		path = fmt.Errorf(`cannot use path %q of scanner %s: write an absolute path such as "/dev/serial/by-id/…"`, c.Path, c.ID)
+	}
+	return errors.Join(path, c.validateRest())
+}
+
+// validateUSB is Validate for a scanner that is found by USB.
+func (c SerialConfig) validateUSB() error {
+	var path error
+	if c.Path != "" {
+		path = fmt.Errorf("cannot find scanner %s by path and by USB at once: leave one out", c.ID)
+	}
+	return errors.Join(path, c.validateRest())
+}
+
+func (c SerialConfig) validateRest() error {
 	var errs []error
 	bad := func(format string, a ...any) { errs = append(errs, fmt.Errorf(format, a...)) }
 	if !validID(c.ID) {
 		bad("cannot use scanner id %q: write 1 to %d of A-Z a-z 0-9 _ . -", c.ID, maxScannerID)
 	}
-	switch {
-	case c.Path == "":
-		bad(`cannot find scanner %s without a path: write path = "/dev/serial/by-id/…"`, c.ID)
-	case !filepath.IsAbs(c.Path) || strings.ContainsRune(c.Path, 0):
-		bad(`cannot use path %q of scanner %s: write an absolute path such as "/dev/serial/by-id/…"`, c.Path, c.ID)
-	}
 	if c.Baud != 0 && (c.Baud < minBaud || c.Baud > maxBaud) {
 		bad("cannot set scanner %s to %d baud: write %d to %d, for most scanners %d", c.ID, c.Baud, minBaud, maxBaud, DefaultBaud)
 	}
-	if _, err := NewFramer(c.Framing); err != nil {
+	if _, err := NewFramer(c.Framing); err != nil && c.Framing != SSI {
 		bad("cannot use framing %q of scanner %s: write one of %s", string(c.Framing), c.ID, framingNames())
 	}
 	if t := c.InterByteTimeout; t != 0 && (t < minInterByte || t > maxInterByte) {

@@ -4,6 +4,7 @@ package device
 
 import (
 	"fmt"
+	"io"
 	"log/slog"
 
 	"scanonce/window"
@@ -13,7 +14,7 @@ import (
 type Payload []byte
 
 func (p Payload) String() string               { return fmt.Sprintf("[%d bytes]", len(p)) }
-func (p Payload) GoString() string             { return p.String() }
+func (p Payload) Format(f fmt.State, _ rune)   { io.WriteString(f, p.String()) } // at every verb
 func (p Payload) LogValue() slog.Value         { return slog.StringValue(p.String()) }
 func (p Payload) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
@@ -36,7 +37,9 @@ type Frame struct {
 	At      window.Reading // of the last byte, taken once
 	Fault   Fault          // "" for a complete message
 	Length  int            // bytes received, also of a faulty frame
+	Resend  bool           // the device marks that it sends this again
 	Reply   Replier        // nil if the device takes no answer
+	mute    bool           // nor waits for one to this
 }
 
 // Answer is what the pipeline decided of a frame.

@@ -24,11 +24,12 @@ const (
 	// another one: the first was cut off.
 	STXETX Framing = "stx-etx"
 	// ACKNAK is for scanners that wait for an answer: ACK (06) or NAK (15) is written for each message.
-	// A message that begins with STX ends with ETX as in STXETX, any other one with CR, LF or CRLF.
+	// A message that begins with STX ends with ETX as in STXETX, any other one with CR, LF or CRLF. If one
+	// that began with STX is voided, what comes up to its ETX is a fault too, whatever lines it holds.
 	ACKNAK Framing = "acknak"
 )
 
-// Framings are all profiles, the default first.
+// Framings are all profiles that a Framer knows, the default first; SSI has packets instead.
 func Framings() []Framing { return []Framing{Line, CR, LF, CRLF, STXETX, ACKNAK} }
 
 const (
@@ -40,7 +41,7 @@ const (
 
 // Message is what lies between two terminators.
 type Message struct {
-	Data   []byte // valid until the next call of the Framer; nil if Fault is set
+	Data   Payload // valid until the next call of the Framer; nil if Fault is set
 	Fault  Fault
 	Length int // bytes, without the terminator
 }
@@ -53,6 +54,7 @@ type Framer struct {
 	n       int  // bytes of the message so far; more than len(buf) once it is too long
 	block   bool // STX was seen
 	broken  bool // its STX was lost
+	lost    bool // ACKNAK alone: its beginning was voided; what comes up to ETX is the rest of it
 	cr      bool // CRLF alone: a CR that is data unless LF follows
 	ended   bool // buf was handed out
 }
@@ -72,7 +74,7 @@ func NewFramer(f Framing) (*Framer, error) {
 
 func framingNames() string {
 	var names []string
-	for _, f := range Framings() {
+	for _, f := range append(Framings(), SSI) {
 		names = append(names, fmt.Sprintf("%q", string(f)))
 	}
 	return strings.Join(names, ", ")
@@ -99,7 +101,10 @@ func (f *Framer) Expire() (m Message, ok bool) {
 		f.cr = false
 		f.add('\r')
 	}
-	return f.void()
+	lost := f.framing == ACKNAK && f.block
+	m, ok = f.void()
+	f.lost = lost
+	return m, ok
 }
 
 func (f *Framer) step(b byte) (Message, bool) {
@@ -138,7 +143,7 @@ func (f *Framer) step(b byte) (Message, bool) {
 			return f.end()
 		case b == etx:
 			return f.void()
-		case f.block:
+		case f.block, f.lost:
 		case b == '\r' || b == '\n':
 			return f.end()
 		case f.framing == STXETX:
@@ -180,6 +185,6 @@ func (f *Framer) void() (Message, bool) {
 }
 
 func (f *Framer) reset() {
-	f.n, f.block, f.broken, f.cr = 0, false, false, false
+	f.n, f.block, f.broken, f.lost, f.cr = 0, false, false, false, false
 	f.ended = true
 }

@@ -44,7 +44,7 @@ func show(ms []Message) string {
 		if m.Fault != "" {
 			fmt.Fprintf(&b, "<%s %d>", m.Fault, m.Length)
 		} else {
-			fmt.Fprintf(&b, "[%s]", m.Data)
+			fmt.Fprintf(&b, "[%s]", string(m.Data))
 		}
 	}
 	return b.String()
@@ -130,6 +130,50 @@ func TestFramerExpireNeverJoins(t *testing.T) {
 		}
 		if !ok || string(m.Data) != want || m.Fault != "" {
 			t.Errorf("%s: after Expire got %q %q, %v; want %q", framing, m.Data, m.Fault, ok, want)
+		}
+	}
+}
+
+// The rest of a message between STX and ETX that was voided is no message, though it holds line endings: it may
+// be the rest of a driver's licence.
+func TestFramerRestOfAVoidedBlock(t *testing.T) {
+	for _, framing := range []Framing{STXETX, ACKNAK} {
+		f, err := NewFramer(framing)
+		if err != nil {
+			t.Fatal(err)
+		}
+		feed := func(in string) []Message {
+			var out []Message
+			for p := []byte(in); len(p) > 0; {
+				m, n, ok := f.Next(p)
+				if p = p[n:]; ok {
+					m.Data = bytes.Clone(m.Data)
+					out = append(out, m)
+				}
+			}
+			return out
+		}
+		feed("\x02head\nli")
+		if m, ok := f.Expire(); !ok || m.Fault != Incomplete {
+			t.Fatalf("%s: %v, %v", framing, m, ok)
+		}
+		for _, m := range feed("ne\nline\r\nline\x03") {
+			if m.Fault == "" {
+				t.Errorf("%s: %q is a message", framing, string(m.Data))
+			}
+		}
+		if got := show(feed("\x02whole\x03")); got != "[whole]" {
+			t.Errorf("%s: %s behind it", framing, got)
+		}
+		// A silence ends the rest that has no ETX.
+		feed("\x02head")
+		f.Expire()
+		feed("rest")
+		if m, ok := f.Expire(); !ok || m.Fault != Incomplete || m.Length != 4 {
+			t.Errorf("%s: the rest is %v, %v", framing, m, ok)
+		}
+		if got := show(feed("line\r")); framing == ACKNAK && got != "[line]" {
+			t.Errorf("%s: %s behind it", framing, got)
 		}
 	}
 }

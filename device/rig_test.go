@@ -15,11 +15,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"scanonce/internal/testenv"
 	"scanonce/window"
 )
 
 // patience bounds every wait of a test; it is no part of what is measured.
-const patience = 10 * time.Second
+const patience = time.Minute
 
 // ptmx is the far side of a virtual serial port.
 type ptmx struct {
@@ -177,16 +178,12 @@ func (r *rig) start() {
 			return
 		}
 		stopped = true
+		w := testenv.NewWatch(r.t)
 		cancel()
-		select {
-		case err := <-ended:
-			if err != nil {
-				r.t.Errorf("Run returned %v", err)
-			}
-		case <-time.After(time.Second):
-			r.t.Error("not stopped within 1 s")
-			<-ended
+		if err := <-ended; err != nil {
+			r.t.Errorf("Run returned %v", err)
 		}
+		w.Within(r.t, "the stop", time.Second)
 	}
 	r.t.Cleanup(r.stop)
 	select {

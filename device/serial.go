@@ -67,7 +67,7 @@ func (o *serialOpener) Attached() bool {
 // Open opens the port on a descriptor of our own, which the runtime polls, and lets the library set the
 // line through it. The library's own descriptor is not kept: its Write cannot be ended, its Read panics
 // from descriptor 1024 on, and it is inherited by child processes, which would keep an unplugged port busy.
-func (o *serialOpener) Open() (Source, error) {
+func (o *serialOpener) Open(context.Context) (Source, error) {
 	fd, err := unix.Open(o.path, unix.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("cannot open %s: %w%s", o.path, err, openHint(err))

@@ -14,9 +14,16 @@ import (
 
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"scanonce/internal/testenv"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if at := os.Getenv(fakeHIDEnv); at != "" {
+		os.Exit(fakeHIDWorker(at))
+	}
+	goleak.VerifyTestMain(m)
+}
 
 func TestSerialFramings(t *testing.T) {
 	for _, tc := range []struct {
@@ -230,14 +237,10 @@ func TestSerialAppears(t *testing.T) {
 				r.wait(Absent)
 				p := openPty(t)
 				must(t, os.MkdirAll(dir, 0o755))
-				start := time.Now()
-				appear(t, r.path, p.port)
-				r.wait(Reading)
-				if d := time.Since(start); d > time.Second {
-					t.Errorf("opened %v after it appeared", d)
-				} else {
-					t.Logf("opened after %v", d)
-				}
+				testenv.Within(t, "the opening", time.Second, func() {
+					appear(t, r.path, p.port)
+					r.wait(Reading)
+				})
 				p.send("a\r")
 				r.data("a")
 			})
@@ -259,13 +262,11 @@ func TestSerialFollowsItsPath(t *testing.T) {
 	r.data("a").Reply.Reply(Accepted)
 	p.expect("G")
 	q := openPty(t)
-	start := time.Now()
-	q.plug(r.path)
-	r.wait(Draining)
-	r.wait(Reading)
-	if d := time.Since(start); d > time.Second {
-		t.Errorf("followed after %v", d)
-	}
+	testenv.Within(t, "to follow", time.Second, func() {
+		q.plug(r.path)
+		r.wait(Draining)
+		r.wait(Reading)
+	})
 	q.send("b\r")
 	r.data("b")
 	if _, fds := descriptors(t, p.port); len(fds) != 0 {
@@ -292,11 +293,7 @@ func TestSerialReplugAtOnce(t *testing.T) {
 			q.plug(r.path)
 			p.unplug()
 		}
-		start := time.Now()
-		r.wait(Reading)
-		if d := time.Since(start); d > time.Second {
-			t.Errorf("%d: back after %v", i, d)
-		}
+		testenv.Within(t, fmt.Sprint("the way back ", i), time.Second, func() { r.wait(Reading) })
 		want := "scan " + strconv.Itoa(i)
 		q.send(want + "\r")
 		r.data(want)
@@ -474,7 +471,7 @@ func TestSerialDescriptor(t *testing.T) {
 
 func TestSerialPortWriteTimesOut(t *testing.T) {
 	p := openPty(t)
-	src, err := (&serialOpener{path: p.port, baud: DefaultBaud}).Open()
+	src, err := (&serialOpener{path: p.port, baud: DefaultBaud}).Open(t.Context())
 	must(t, err)
 	defer src.Close()
 	start := time.Now()
@@ -500,7 +497,7 @@ func TestSerialPortWriteTimesOut(t *testing.T) {
 
 func TestSerialPortCloseEndsReadAndWrite(t *testing.T) {
 	p := openPty(t)
-	src, err := (&serialOpener{path: p.port, baud: DefaultBaud}).Open()
+	src, err := (&serialOpener{path: p.port, baud: DefaultBaud}).Open(t.Context())
 	must(t, err)
 	ended := make(chan error, 2)
 	go func() { _, err := src.Read(make([]byte, 1)); ended <- err }()
@@ -534,22 +531,22 @@ func TestOpenHints(t *testing.T) {
 func TestSerialOpenerErrors(t *testing.T) {
 	dir := t.TempDir()
 	o := &serialOpener{path: dir + "/none", baud: DefaultBaud}
-	if _, err := o.Open(); o.Attached() || !errors.Is(err, os.ErrNotExist) {
+	if _, err := o.Open(t.Context()); o.Attached() || !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("nothing there: attached %v, %v", o.Attached(), err)
 	}
 	must(t, os.Symlink("nowhere", dir+"/dangling"))
 	o.path = dir + "/dangling"
-	if _, err := o.Open(); o.Attached() || !errors.Is(err, os.ErrNotExist) {
+	if _, err := o.Open(t.Context()); o.Attached() || !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("dangling link: attached %v, %v", o.Attached(), err)
 	}
 	o.path = dir
-	if _, err := o.Open(); !o.Attached() || err == nil || errors.Is(err, os.ErrNotExist) {
+	if _, err := o.Open(t.Context()); !o.Attached() || err == nil || errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a folder: attached %v, %v", o.Attached(), err)
 	}
 	before, _ := descriptors(t, "")
 	must(t, os.WriteFile(dir+"/file", nil, 0o600))
 	o.path = dir + "/file"
-	if _, err := o.Open(); err == nil || !strings.HasPrefix(err.Error(), "cannot set "+o.path+" to 9600 baud: ") {
+	if _, err := o.Open(t.Context()); err == nil || !strings.HasPrefix(err.Error(), "cannot set "+o.path+" to 9600 baud: ") {
 		t.Errorf("a file: %v", err)
 	}
 	if after, _ := descriptors(t, ""); after != before {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"sync"
 	"time"
@@ -20,11 +21,13 @@ const (
 // session is one device from its opening to its closing.
 type session struct {
 	*supervisor
-	src  Source
-	out  *answers
-	last window.Reading // of the bytes pending in the framer
-	gap  *time.Timer    // runs while bytes are pending, so that an idle line wakes nobody
+	src   Source
+	out   *answers
+	ear   decoder
+	quiet *time.Timer // runs while a message is under way, so that an idle line wakes nobody
 
+	why     Void // of a message that ends without its end
+	ended   bool // nobody is left to answer
 	touched bool // something changed at the device's place
 }
 
@@ -32,6 +35,7 @@ type session struct {
 type chunk struct {
 	data []byte // valid until the next chunk is received
 	at   window.Reading
+	lost int // reports before it
 	err  error
 }
 
@@ -41,35 +45,28 @@ type chunk struct {
 // does not wait for that longer than closeFor.
 func (s *supervisor) serve(ctx context.Context, src Source, w watcher, ready func()) (again bool) {
 	var (
-		o      = &session{supervisor: s, src: src, out: newAnswers(src, s), gap: time.NewTimer(s.interByte)}
+		o      = &session{supervisor: s, src: src, out: newAnswers(src, s), quiet: time.NewTimer(s.gap), why: VoidIncomplete}
 		chunks = make(chan chunk)
 		done   = make(chan struct{})
 		ended  = make(chan struct{})
 		work   sync.WaitGroup
 	)
-	o.gap.Stop()
-	defer o.gap.Stop()
-	work.Go(func() { o.read(chunks, done) })
-	work.Go(o.out.write)
-	s.state(Reading, "")
-	ready()
-
-	switch gone := o.listen(ctx, chunks, w); {
-	case gone != nil:
-		o.expire(nil, VoidUnplugged)
-		if s.opener.Attached() {
-			s.state(Backoff, awayDetail(s.place, gone))
-		} else {
-			s.absent()
+	o.quiet.Stop()
+	defer o.quiet.Stop()
+	ear, err := s.decode(src, o.offer)
+	if err == nil {
+		o.ear = ear
+		if t, ok := ear.(talker); ok {
+			t.talk(o.out.send)
 		}
-	case ctx.Err() != nil:
-		o.expire(nil, VoidStopped)
-		s.state(Draining, "stopping")
-		o.drain()
-	default:
-		o.expire(nil, VoidUnplugged)
-		s.state(Draining, s.place+" leads to another device now")
-		o.drain()
+		work.Go(func() { o.read(chunks, done) })
+		work.Go(o.out.write)
+		s.state(Reading, "")
+		ready()
+		err = o.listen(ctx, chunks, w)
+		o.end(ctx, err)
+	} else {
+		s.failed(err)
 	}
 
 	o.out.close()
@@ -92,11 +89,46 @@ func (s *supervisor) serve(ctx context.Context, src Source, w watcher, ready fun
 	return o.touched
 }
 
-func awayDetail(place string, err error) string {
-	if errors.Is(err, io.EOF) {
-		return "cannot read " + place + ": the device went away"
+// end voids what is under way and tells why it is over. gone is the source's error, if it failed.
+func (o *session) end(ctx context.Context, gone error) {
+	o.ended, o.why = true, VoidUnplugged
+	switch {
+	case gone == nil && ctx.Err() != nil:
+		o.why = VoidStopped
+		o.void()
+		o.state(Draining, "stopping")
+		o.drain()
+	case gone == nil && o.opener.Attached():
+		o.void()
+		o.state(Draining, o.place+" leads to another device now")
+		o.drain()
+	default:
+		o.void()
+		if !o.opener.Attached() {
+			o.absent()
+		} else {
+			o.failed(awayError(o.place, gone))
+		}
 	}
-	return "cannot read " + place + ": " + err.Error()
+}
+
+// void gives up what is under way for good.
+func (o *session) void() {
+	o.ear.Expire()
+	if e, ok := o.ear.(ender); ok {
+		e.end()
+	}
+}
+
+func awayError(place string, err error) error {
+	var crash crashError
+	switch {
+	case errors.As(err, &crash):
+		return err
+	case errors.Is(err, io.EOF):
+		return errors.New("cannot read " + place + ": the device went away")
+	}
+	return fmt.Errorf("cannot read %s: %w", place, err)
 }
 
 // read passes on what the source sends until it fails or done is closed. The channel is unbuffered, so
@@ -106,19 +138,26 @@ func (o *session) read(chunks chan<- chunk, done <-chan struct{}) {
 	empty := 0
 	for i := 0; ; i ^= 1 {
 		n, err := o.src.Read(bufs[i][:])
-		if n == 0 && err == nil {
+		c := chunk{data: bufs[i][:n], at: o.clock.Now(), err: err}
+		if st, ok := o.src.(stamped); ok && err == nil {
+			var at time.Duration
+			if at, c.lost = st.Stamp(); at < c.at.Boot {
+				c.at.T, c.at.Boot = c.at.T.Add(at-c.at.Boot), at
+			}
+		}
+		if n == 0 && c.lost == 0 && err == nil {
 			if empty++; empty < emptyReads {
 				continue
 			}
-			err = io.ErrNoProgress
+			c.err = io.ErrNoProgress
 		}
 		empty = 0
 		select {
-		case chunks <- chunk{bufs[i][:n], o.clock.Now(), err}:
+		case chunks <- c:
 		case <-done:
 			return
 		}
-		if err != nil {
+		if c.err != nil {
 			return
 		}
 	}
@@ -126,6 +165,10 @@ func (o *session) read(chunks chan<- chunk, done <-chan struct{}) {
 
 // listen returns the source's error, or nil once ctx has ended or the place leads to another device.
 func (o *session) listen(ctx context.Context, chunks <-chan chunk, w watcher) error {
+	if o.moved() {
+		o.touched = true
+		return nil
+	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -134,61 +177,90 @@ func (o *session) listen(ctx context.Context, chunks <-chan chunk, w watcher) er
 			if o.hear(c); c.err != nil {
 				return c.err
 			}
-		case <-o.gap.C:
-			o.expire(o.out, VoidIncomplete)
+		case <-o.quiet.C:
+			select {
+			case c := <-chunks: // no silence: this goroutine was late
+				if o.hear(c); c.err != nil {
+					return c.err
+				}
+			default:
+				o.silence()
+			}
 		case <-w.changed():
-			o.touched = true
+			o.touched = o.touched || o.worth()
 			w.arm()
-			if m, ok := o.src.(mover); ok && m.Moved() {
+			if o.moved() {
+				o.lastWords(ctx, chunks)
 				return nil
 			}
 		}
 	}
 }
 
-func (o *session) hear(c chunk) {
-	if len(c.data) == 0 {
-		return
-	}
-	// The timer may not have been served yet: the agent was slow, stopped or suspended.
-	if c.at.Boot-o.last.Boot >= o.interByte {
-		o.expire(o.out, VoidIncomplete)
-	}
-	o.last = c.at
-	for rest := c.data; len(rest) > 0; {
-		m, n, ok := o.framer.Next(rest)
-		if rest = rest[n:]; ok {
-			o.offer(m, o.out, VoidIncomplete)
+// lastWords hears what was read of a device before its place told that it is gone: a whole scan may be in it.
+func (o *session) lastWords(ctx context.Context, chunks <-chan chunk) {
+	limit := time.NewTimer(lastWordsFor)
+	defer limit.Stop()
+	for {
+		select {
+		case c := <-chunks:
+			if o.hear(c); c.err != nil {
+				return
+			}
+		case <-limit.C:
+			return
+		case <-ctx.Done():
+			return
 		}
 	}
-	if o.framer.Pending() {
-		o.gap.Reset(o.interByte)
+}
+
+func (o *session) moved() bool {
+	m, ok := o.src.(mover)
+	return ok && m.Moved()
+}
+
+func (o *session) hear(c chunk) {
+	if c.lost > 0 {
+		o.count(func(st *Stats) { st.Lost += uint64(c.lost) })
+		o.ear.Lost(c.at)
+	}
+	if len(c.data) > 0 {
+		o.ear.Report(c.data, c.at)
+	}
+	o.await()
+}
+
+// await starts the time within which a message under way must go on.
+func (o *session) await() {
+	if o.ear.Pending() {
+		o.quiet.Reset(o.gap)
 	} else {
-		o.gap.Stop()
+		o.quiet.Stop()
 	}
 }
 
-// expire voids what is pending. It must never be joined to what comes next.
-func (o *session) expire(out *answers, why Void) {
-	if m, ok := o.framer.Expire(); ok {
-		o.offer(m, out, why)
+// silence voids what is under way. It must never be joined to what comes next.
+func (o *session) silence() {
+	if st, ok := o.src.(stamped); !ok || !st.Waiting() {
+		o.ear.Expire()
 	}
+	o.await()
 }
 
-// offer gives a message to the sink. why is the reason of an incomplete one; out is nil if there is nobody
-// left to answer.
-func (o *session) offer(m Message, out *answers, why Void) {
-	f := Frame{Scanner: o.id, Data: Payload(bytes.Clone(m.Data)), At: o.last, Fault: m.Fault, Length: m.Length}
-	if m.Fault == TooLong {
+// offer gives a message to the sink.
+func (o *session) offer(f Frame) {
+	why := o.why
+	if f.Fault == TooLong {
 		why = VoidTooLong
 	}
-	if out != nil {
-		f.Reply = out.expect()
+	if !o.ended && !f.mute {
+		f.Reply = o.out.expect()
 	}
 	o.count(func(st *Stats) {
 		st.Frames++
 		st.LastFrame = f.At.Boot
-		if m.Fault != "" {
+		if f.Fault != "" {
 			st.Voided[why]++
 		}
 	})
@@ -199,6 +271,44 @@ func (o *session) offer(m Message, out *answers, why Void) {
 	if f.Reply != nil {
 		f.Reply.Reply(NotAccepted)
 	}
+}
+
+// stream makes frames of bytes that come as they like.
+type stream struct {
+	scanner string
+	framer  *Framer
+	gap     time.Duration
+	emit    func(Frame)
+	last    window.Reading // of the bytes pending in the framer
+}
+
+func (d *stream) Report(p []byte, at window.Reading) {
+	// The timer may not have been served yet: the agent was slow, stopped or suspended.
+	if at.Boot-d.last.Boot >= d.gap {
+		d.Expire()
+	}
+	d.last = at
+	for len(p) > 0 {
+		m, n, ok := d.framer.Next(p)
+		if p = p[n:]; ok {
+			d.frame(m)
+		}
+	}
+}
+
+// Lost is never said of bytes.
+func (d *stream) Lost(window.Reading) { d.Expire() }
+
+func (d *stream) Pending() bool { return d.framer.Pending() }
+
+func (d *stream) Expire() {
+	if m, ok := d.framer.Expire(); ok {
+		d.frame(m)
+	}
+}
+
+func (d *stream) frame(m Message) {
+	d.emit(Frame{Scanner: d.scanner, Data: Payload(bytes.Clone(m.Data)), At: d.last, Fault: m.Fault, Length: m.Length})
 }
 
 // drain waits, not for long, until what was heard is answered: an ACK that is lost makes the scanner send

@@ -1,6 +1,11 @@
 package device
 
-import "time"
+import (
+	"context"
+	"time"
+
+	"scanonce/window"
+)
 
 // Source is an open device. One goroutine reads, another one writes.
 type Source interface {
@@ -16,9 +21,30 @@ type Source interface {
 type Opener interface {
 	// Attached says, at little cost, whether there is a device to open.
 	Attached() bool
-	// Open opens the device. An error that is fs.ErrNotExist means that it is not attached; any other one
-	// is tried again.
-	Open() (Source, error)
+	// Open opens the device, and may give up once ctx ends. An error that is fs.ErrNotExist means that it is not
+	// attached; any other one is tried again.
+	Open(ctx context.Context) (Source, error)
+}
+
+// stamped is a Source of whole reports that knows more of what the last Read gave. A Read that gives nothing
+// may tell of losses.
+type stamped interface {
+	// Stamp returns when the report came (CLOCK_BOOTTIME), and how many before it were lost.
+	Stamp() (at time.Duration, lost int)
+	// Waiting says that there is something to read.
+	Waiting() bool
+}
+
+// decoder makes frames of what one opening of a device sends. Not for concurrent use.
+type decoder interface {
+	// Report takes what one Read gave, at the instant at.
+	Report(p []byte, at window.Reading)
+	// Lost says that something was sent and not passed on, before the instant at.
+	Lost(at window.Reading)
+	// Pending says that a frame has begun and not ended.
+	Pending() bool
+	// Expire voids it: the device was silent for too long, or is gone.
+	Expire()
 }
 
 // mover is a Source that knows whether its configured name now leads to another device.
@@ -29,11 +55,12 @@ type State string
 
 // The states.
 const (
-	Absent   State = "absent"   // no device at its place; its folder is watched
-	Opening  State = "opening"  // found, being opened
-	Reading  State = "reading"  // open; scans are heard
-	Draining State = "draining" // hears no more; answers still due are being sent
-	Backoff  State = "backoff"  // could not be opened, or went away; tried again after a while
+	Absent      State = "absent"      // no device at its place, which is watched
+	Opening     State = "opening"     // found, being opened
+	Reading     State = "reading"     // open; scans are heard
+	Draining    State = "draining"    // hears no more; answers still due are being sent
+	Backoff     State = "backoff"     // could not be opened, or went away; tried again after a while
+	Quarantined State = "quarantined" // reading it failed again and again; tried once it is plugged in anew, or rarely
 )
 
 // StateFunc is told of each change of a scanner's state. detail says why, for a technician; it holds
@@ -61,6 +88,8 @@ type Stats struct {
 	Dropped uint64          // of Frames: refused by a full sink
 	Voided  map[Void]uint64 // of Frames: carried no data; all reasons are present
 	Reopens uint64          // successful openings after the first
+	Lost    uint64          // reports of a HID device that were read and not passed on; each voids the scan it is of
+	Crashes uint64          // failures of the process that reads a HID device
 	// AnswersDropped counts answers that did not reach their device: it went away, or took nothing.
 	AnswersDropped uint64
 	LastFrame      time.Duration // CLOCK_BOOTTIME of the last message, 0 if there was none

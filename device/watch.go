@@ -60,10 +60,10 @@ func spots(path string) []spot {
 // pathWatch tells when what a path leads to may have appeared, gone, or changed its permissions. It watches
 // folders by inotify and costs nothing while they do not change.
 type pathWatch struct {
-	path string
-	file *os.File // inotify
-	tell chan struct{}
-	done chan struct{}
+	paths []string // of the goroutine that arms
+	file  *os.File // inotify
+	tell  chan struct{}
+	done  chan struct{}
 
 	mu    sync.Mutex
 	names map[int32]map[string]bool // by watch descriptor
@@ -77,15 +77,28 @@ const (
 )
 
 func newPathWatch(path string) (*pathWatch, error) {
-	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	w, err := watchPaths(make(chan struct{}, 1))
 	if err != nil {
 		return nil, fmt.Errorf("cannot watch for %s: %w: raise fs.inotify.max_user_instances", path, err)
 	}
-	w := &pathWatch{path: path, file: os.NewFile(uintptr(fd), "inotify"), tell: make(chan struct{}, 1),
+	w.follow([]string{path})
+	return w, nil
+}
+
+// watchPaths makes a watch that tells into tell, which has room for one signal.
+func watchPaths(tell chan struct{}) (*pathWatch, error) {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		return nil, err
+	}
+	w := &pathWatch{file: os.NewFile(uintptr(fd), "inotify"), tell: tell,
 		done: make(chan struct{}), names: map[int32]map[string]bool{}}
 	go w.read()
 	return w, nil
 }
+
+// follow changes the paths, from the next arm on.
+func (w *pathWatch) follow(paths []string) { w.paths = paths }
 
 func (w *pathWatch) changed() <-chan struct{} { return w.tell }
 
@@ -97,13 +110,21 @@ func (w *pathWatch) close() {
 // arm sets the watches for what the path leads to now. What changes while it looks is looked at again.
 func (w *pathWatch) arm() {
 	for range maxLinks {
-		before := spots(w.path)
+		before := w.spots()
 		w.set(before)
-		if slices.Equal(before, spots(w.path)) {
+		if slices.Equal(before, w.spots()) {
 			return
 		}
 	}
 	w.signal() // it changes without end; the caller comes back
+}
+
+func (w *pathWatch) spots() []spot {
+	var out []spot
+	for _, path := range w.paths {
+		out = append(out, spots(path)...)
+	}
+	return out
 }
 
 func (w *pathWatch) set(want []spot) {

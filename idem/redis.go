@@ -4,25 +4,32 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"net"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"scanonce/internal/redisconn"
 )
 
 // RedisMode is how the servers work together.
-type RedisMode string
+type RedisMode = redisconn.Mode
 
 // The modes.
 const (
-	RedisSingle   RedisMode = "single"
-	RedisSentinel RedisMode = "sentinel"
-	RedisCluster  RedisMode = "cluster"
+	RedisSingle   = redisconn.Single
+	RedisSentinel = redisconn.Sentinel
+	RedisCluster  = redisconn.Cluster
 )
+
+// Password never prints.
+type Password = redisconn.Password
+
+// ConfigError is a failure that no retry mends: somebody must change something. The claims it stands in are
+// Unknown, and the ledger decides meanwhile.
+type ConfigError = redisconn.ConfigError
 
 // RedisConfig says which servers hold the claims.
 type RedisConfig struct {
@@ -35,10 +42,14 @@ type RedisConfig struct {
 	TLS        *tls.Config   // nil: plaintext, allowed to loopback only
 	TTL        time.Duration // of a claim, plus up to 10 % so that a batch does not expire at once
 	Timeout    time.Duration // of a round trip, dialling included
+	// Dial opens a connection; nil is the network's way. A simulation puts its server here.
+	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 	// Agent and Run name the agent and its process, and Boot is elapsed time: with them a hint key tells whether
 	// the store has lost its keys. Agent "" leaves it out.
 	Agent, Run string
 	Boot       func() time.Duration
+	// Warn is told of what about the servers is not as it should be and does not stop the claims; nil for nobody.
+	Warn func(remark string)
 }
 
 const (
@@ -47,65 +58,21 @@ const (
 	hintSure    = hintTTL - 10*time.Second // younger than this, the hint cannot have expired
 )
 
-// Password never prints.
-type Password string
-
-func (p Password) String() string { return "[password]" }
-
-// GoString is String.
-func (p Password) GoString() string { return p.String() }
-
-// MarshalText writes String's form.
-func (p Password) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
-
-// ConfigError is a failure that no retry mends: somebody must change something. The claims it stands in are
-// Unknown, and the ledger decides meanwhile.
-type ConfigError struct {
-	Detail string // "cannot …"
-	Hint   string
+// words are what the messages about the servers say here.
+func words() redisconn.Words {
+	return redisconn.Words{
+		Denied:    "SET, GET, PING and INFO on scan:*",
+		Grant:     "ACL SETUSER <user> on ~scan:* +set +get +ping +info, and +cluster|slots for a cluster, +select for a redis.db",
+		Meanwhile: "the ledger decides meanwhile",
+	}
 }
-
-func (e *ConfigError) Error() string { return e.Detail + ": " + e.Hint }
 
 // Validate checks what can be checked without a connection. Its errors are *ConfigError.
-func (c *RedisConfig) Validate() error {
-	wrong := func(hint, detail string, args ...any) error {
-		return &ConfigError{Detail: fmt.Sprintf(detail, args...), Hint: hint}
-	}
-	if len(c.Addrs) == 0 {
-		return wrong(`write redis.addrs = ["host:6379"]`, "cannot claim in Redis without a server")
-	}
-	switch c.Mode {
-	case RedisSingle:
-		if len(c.Addrs) > 1 {
-			return wrong(`name one, or write redis.mode = "cluster" or "sentinel"`, `cannot use several redis.addrs with mode = "single"`)
-		}
-	case RedisSentinel:
-		if c.MasterName == "" {
-			return wrong(`write redis.master_name`, `cannot ask the sentinels without a master's name`)
-		}
-	case RedisCluster:
-		if c.DB != 0 {
-			return wrong(`leave redis.db out`, `cannot use redis.db with a cluster`)
-		}
-	default:
-		return wrong("write single, sentinel or cluster", "cannot use redis.mode %q", c.Mode)
-	}
-	for _, a := range c.Addrs {
-		host, _, err := net.SplitHostPort(a)
-		if err != nil {
-			return wrong("write host:port", "cannot use the Redis address %q", a)
-		}
-		if c.TLS == nil && !loopback(host) {
-			return wrong("write redis.tls = true", "cannot send claims and the password to %s in plaintext", host)
-		}
-	}
-	return nil
-}
+func (c *RedisConfig) Validate() error { return c.conn().Validate() }
 
-func loopback(host string) bool {
-	ip := net.ParseIP(host)
-	return host == "localhost" || ip != nil && ip.IsLoopback()
+func (c *RedisConfig) conn() *redisconn.Config {
+	return &redisconn.Config{Mode: c.Mode, Addrs: c.Addrs, MasterName: c.MasterName, Username: c.Username, Password: c.Password, DB: c.DB,
+		TLS: c.TLS, Dial: c.Dial, Timeout: c.Timeout, Conns: 2, Idle: 1}
 }
 
 // Redis is the Authority in Redis: SET NX PX with the event's id as the owner's token.
@@ -113,13 +80,12 @@ type Redis struct {
 	cfg    RedisConfig
 	client redis.UniversalClient
 
-	mu      sync.Mutex
-	legacy  bool // the server is older than 7.0: SET has no NX with GET
-	checked bool // the eviction policy has been looked at
-	refused error
-	notes   []string
-	hinted  time.Duration // when the hint was last set; 0 if it may be gone by rights
-	resets  uint64
+	policy *redisconn.Policy
+
+	mu     sync.Mutex
+	legacy bool          // the server is older than 7.0: SET has no NX with GET
+	hinted time.Duration // when the hint was last set; 0 if it may be gone by rights
+	resets uint64
 }
 
 // Resets counts how often the store was found to have lost what it held: a flush, an empty replica promoted,
@@ -148,37 +114,13 @@ func (r *Redis) sawHint(cmd *redis.Cmd, at time.Duration) {
 	}
 }
 
-type silent struct{}
-
-func (silent) Printf(context.Context, string, ...any) {}
-
 // NewRedis makes the authority. It does not connect: an unreachable server is an outage, told by the claims.
 func NewRedis(cfg RedisConfig) (*Redis, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	redis.SetLogger(silent{}) // the library would print addresses and errors by itself
-	o := &redis.UniversalOptions{
-		Addrs: cfg.Addrs, MasterName: cfg.MasterName, Username: cfg.Username, Password: string(cfg.Password), DB: cfg.DB, TLSConfig: cfg.TLS,
-		// A retry inside the client would see its own lost SET as another's and answer "held".
-		MaxRetries: -1, DialerRetries: 1, MaxRedirects: redirects(cfg.Mode),
-		ContextTimeoutEnabled: true, DialTimeout: cfg.Timeout, ReadTimeout: cfg.Timeout, WriteTimeout: cfg.Timeout, PoolTimeout: cfg.Timeout,
-		PoolSize: 2, MaxIdleConns: 1, ConnMaxIdleTime: time.Minute, DisableIdentity: true, IsClusterMode: cfg.Mode == RedisCluster,
-	}
-	if cfg.Mode == RedisSentinel {
-		o.SentinelUsername, o.SentinelPassword = "", ""
-	} else {
-		o.MasterName = ""
-	}
-	return &Redis{cfg: cfg, client: redis.NewUniversalClient(o)}, nil
-}
-
-// redirects lets a cluster client follow MOVED, which is no retry: the node that answers it has done nothing.
-func redirects(m RedisMode) int {
-	if m == RedisCluster {
-		return 3
-	}
-	return -1
+	client, policy := cfg.conn().Client(words(), cfg.Warn)
+	return &Redis{cfg: cfg, client: client, policy: policy}, nil
 }
 
 // Close closes the connections.
@@ -189,70 +131,10 @@ func (r *Redis) Ping(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()
 	if err := r.client.Ping(ctx).Err(); err != nil {
-		r.forget()
+		r.policy.Forget()
 		return classify(err)
 	}
-	return r.check(ctx)
-}
-
-// Notes are remarks about the servers that do not stop the claims.
-func (r *Redis) Notes() []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.notes
-}
-
-func (r *Redis) forget() {
-	r.mu.Lock()
-	r.checked = false
-	r.mu.Unlock()
-}
-
-// check looks at the eviction policy, once per connection. A server that may drop any key under memory
-// pressure is refused: its answers would look like first claims.
-func (r *Redis) check(ctx context.Context) error {
-	r.mu.Lock()
-	done, refused := r.checked, r.refused
-	r.mu.Unlock()
-	if done {
-		return refused
-	}
-	var notes []string
-	refused = nil
-	one := func(ctx context.Context, c redis.Cmdable) error {
-		v, err := c.ConfigGet(ctx, "maxmemory-policy").Result()
-		policy := v["maxmemory-policy"]
-		switch {
-		case err != nil && (isReply(err, "NOPERM") || isReply(err, "ERR unknown command")):
-			notes = append(notes, "cannot see maxmemory-policy: make sure that it is noeviction or volatile-ttl")
-		case err != nil:
-			return err
-		case strings.HasPrefix(policy, "allkeys-"):
-			refused = &ConfigError{Detail: fmt.Sprintf("cannot claim in this Redis: maxmemory-policy is %s, so that it may drop a claim at any moment", policy),
-				Hint: "set maxmemory-policy noeviction or volatile-ttl; the ledger decides meanwhile"}
-		case policy != "noeviction" && policy != "volatile-ttl":
-			notes = append(notes, fmt.Sprintf("maxmemory-policy is %s: noeviction or volatile-ttl loses fewer claims", policy))
-		}
-		return nil
-	}
-	var err error
-	if c, ok := r.client.(*redis.ClusterClient); ok {
-		var mu sync.Mutex
-		err = c.ForEachMaster(ctx, func(ctx context.Context, m *redis.Client) error {
-			mu.Lock()
-			defer mu.Unlock()
-			return one(ctx, m)
-		})
-	} else {
-		err = one(ctx, r.client)
-	}
-	if err != nil {
-		return classify(err)
-	}
-	r.mu.Lock()
-	r.checked, r.refused, r.notes = true, refused, notes
-	r.mu.Unlock()
-	return refused
+	return r.policy.Check(ctx)
 }
 
 // Claim sends all claims in one pipeline.
@@ -260,7 +142,7 @@ func (r *Redis) Claim(ctx context.Context, claims []Claim) []Outcome {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()
 	out := make([]Outcome, len(claims))
-	if err := r.check(ctx); err != nil {
+	if err := r.policy.Check(ctx); err != nil {
 		for i := range out {
 			out[i] = Unknown(err)
 		}
@@ -321,7 +203,7 @@ func (r *Redis) attempt(ctx context.Context, claims []Claim, out []Outcome, lega
 			tooOld = tooOld || old
 			out[i] = worse(out[i], o)
 		}
-		out[i].Match(func() {}, func(EventID) {}, func(error) { r.forget() })
+		out[i].Match(func() {}, func(EventID) {}, func(error) { r.policy.Forget() })
 	}
 	return tooOld
 }
@@ -356,7 +238,7 @@ func (a asked) outcome(mine EventID, failed error) (o Outcome, tooOld bool) {
 	case errors.Is(err, redis.Nil): // set and gone again: expired, evicted or flushed in between
 		return Unknown(errors.New("cannot claim: the key vanished")), false
 	case err != nil:
-		return Unknown(classify(err)), isReply(err, "ERR syntax error")
+		return Unknown(classify(err)), redisconn.IsReply(err, "ERR syntax error")
 	case failed != nil && v == "":
 		return Unknown(classify(failed)), false
 	case v == mine.String():
@@ -369,32 +251,4 @@ func (a asked) outcome(mine EventID, failed error) (o Outcome, tooOld bool) {
 	return Held(by), false
 }
 
-// isReply says whether err is a reply of the server that begins with prefix.
-func isReply(err error, prefix string) bool {
-	return err != nil && strings.HasPrefix(err.Error(), prefix)
-}
-
-// classify tells configuration from weather.
-func classify(err error) error {
-	var c *ConfigError
-	if errors.As(err, &c) {
-		return err
-	}
-	for _, k := range []struct{ prefix, detail, hint string }{
-		{"WRONGPASS", "cannot log in to Redis: it refuses the user name or the password", "check redis.username and the content of redis.password_file"},
-		{"NOAUTH", "cannot use Redis: it wants a password", "set redis.password_file, and redis.username for an ACL user"},
-		{"NOPERM", "cannot claim in Redis: its ACL does not allow the agent's user SET, GET and PING on scan:*", "grant: ACL SETUSER <user> on ~scan:* +set +get +ping +config|get, and +cluster|slots +cluster|shards +readonly for a cluster"},
-		{"MOVED", `cannot claim in this Redis: it is a node of a cluster`, `write redis.mode = "cluster"`},
-		{"ERR This instance has cluster support disabled", `cannot find a cluster at redis.addrs: the server is no cluster node`, `write redis.mode = "single"`},
-		{"OOM", "cannot claim in Redis: its memory is full", "raise maxmemory; the ledger decides meanwhile"},
-	} {
-		if isReply(err, k.prefix) {
-			return &ConfigError{Detail: k.detail, Hint: k.hint}
-		}
-	}
-	var authority *tls.CertificateVerificationError
-	if errors.As(err, &authority) {
-		return &ConfigError{Detail: "cannot trust the Redis server's certificate: " + authority.Err.Error(), Hint: "set redis.ca_file to the authority that signed it, and use the name in the certificate in redis.addrs"}
-	}
-	return fmt.Errorf("cannot reach Redis: %w", err)
-}
+func classify(err error) error { return redisconn.Classify(err, words()) }

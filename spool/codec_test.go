@@ -51,6 +51,10 @@ func drawRecord(t *rapid.T) Record {
 		r.Of, r.OfSeq, r.Reason = drawEvent(t), rapid.Uint64Range(1, 1<<63).Draw(t, "of"), text("reason")
 		r.Of[0] |= 1
 	}
+	if rapid.Bool().Draw(t, "has a request") {
+		r.Once = Once{Key: drawEvent(t), Request: drawEvent(t)}
+		r.Once.Key[0] |= 1
+	}
 	return r
 }
 
@@ -116,7 +120,7 @@ func TestCodecEnds(t *testing.T) {
 		if c.decode(append(c.b[:len(c.b):len(c.b)], 0)) == nil {
 			t.Errorf("%s: a byte too many", name)
 		}
-		if c.decode(append([]byte{codecVersion + 1}, c.b[1:]...)) == nil {
+		if c.decode(append([]byte{codecOnce + 1}, c.b[1:]...)) == nil {
 			t.Errorf("%s: another version", name)
 		}
 	}

@@ -59,20 +59,6 @@ func diskBytes(path string) int64 {
 	return fi.Size()
 }
 
-// setAside moves a file that is of no use out of the way and keeps it, under the time of its last change.
-func setAside(dir, name string) error {
-	path := filepath.Join(dir, name)
-	fi, err := os.Stat(path)
-	if err != nil {
-		return err
-	}
-	to := filepath.Join(dir, asideName)
-	if err := os.MkdirAll(to, 0o700); err != nil {
-		return err
-	}
-	return os.Rename(path, filepath.Join(to, name+"."+fi.ModTime().UTC().Format("20060102T150405.000000000Z")))
-}
-
 // freeBytes is what the file system of dir has left for this process.
 func freeBytes(dir string) (int64, error) {
 	var st syscall.Statfs_t

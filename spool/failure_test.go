@@ -228,7 +228,7 @@ func TestBoundOnRecords(t *testing.T) {
 	}
 	verdicts := verdictsOf(w.Records)
 	verdicts[0].State = Quarantined
-	if err := r.spool.Settle(w, verdicts, nil); err != nil {
+	if err := r.spool.Settle(w, verdicts, nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := r.try(r.candidate("more")); !errors.Is(err, ErrFull) { // 19 left and the quarantined one
@@ -545,5 +545,45 @@ func onSmallDisk(t *testing.T, dir string) {
 	}
 	if err := r.spool.Close(true); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A settlement whose sync failed behind its last write is in the file for whoever reads it next. The next one,
+// which may say otherwise, leaves nothing of it there.
+func TestNothingStaysOfAFailedSettlement(t *testing.T) {
+	r := newRig(t)
+	r.later(0, "A")
+	r.later(time.Minute, "B")
+	settle := func(verdicts []Verdict, lines ...Line) error {
+		w, err := r.spool.Next(10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.spool.Settle(w, verdicts, lines, nil)
+	}
+	commit := r.spool.state.commit
+	r.spool.state.commit = func(do func() error) error {
+		if err := commit(do); err != nil {
+			return err
+		}
+		return syscall.EIO
+	}
+	line := func() Line { return Line{Event: NewEvent(1), Outcome: "quarantined", At: 1} }
+	if err := settle([]Verdict{{Seq: 1, State: Deferred}, {Seq: 2, State: Quarantined}}, line(), line()); err == nil {
+		t.Fatal("the sync did not fail")
+	}
+	r.spool.state.commit = commit
+	if err := settle([]Verdict{{Seq: 1, State: Committed}, {Seq: 2, State: Committed}}, line()); err != nil {
+		t.Fatal(err)
+	}
+	for _, when := range []string{"at once", "behind a restart"} {
+		st := r.law()
+		if st.Captured != 2 || st.Committed != 2 || st.Unsettled != 0 || len(r.spool.Exceptions()) != 0 {
+			t.Errorf("%s: %+v, exceptions %+v", when, st, r.spool.Exceptions())
+		}
+		if lines, err := r.spool.Lines(10); err != nil || len(lines) != 1 || r.spool.PendingLines() != 1 {
+			t.Errorf("%s: %d lines, %d pending, %v", when, len(lines), r.spool.PendingLines(), err)
+		}
+		r.reopen(true)
 	}
 }

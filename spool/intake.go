@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"scanonce/bloom"
@@ -27,13 +28,31 @@ type Candidate struct {
 	At       window.Reading
 	Act      time.Duration // boottime of the user's last explicit act at this scanner; 0 is none
 	Resend   bool          // the device says that it sends this again
+	Resends  Resends       // how it does, if it waits for answers
 	Again    bool          // "same again" is armed: a new movement even if its keys are taken
+	Heard    bool          // a frame of a device, which may come out of its memory
 	Item     Item
 
 	// Converts is the boottime of the frame that was told as a duplicate and is now declared a movement of
 	// its own; 0 for a live frame. No duplicate rule applies, and the local rule counts from that frame.
 	Converts time.Duration
+
+	Once Once // the application's request, to be answered once; RoomForKey says whether it may be there
+	// Given is the Idempotency-Key of a scan whose time an application gives, GivenAt that time. The key is in the
+	// keys ("again"), so that the ledger knows the scan for ever; no duplicate rule applies, and none counts from it.
+	Given   string
+	GivenAt window.UTC
 }
+
+// Resends is how a device sends a message again to which it has had no answer.
+type Resends struct {
+	Retries  int           // how often; 0 is not, or with a mark not known
+	Interval time.Duration // how long it waits each time; 0 of a device that waits for no answer
+	Marked   bool          // it says so each time
+}
+
+// within is how long after the acceptance the last resend comes.
+func (r *Resends) within() time.Duration { return time.Duration(r.Retries)*r.Interval + resendSlack }
 
 // Winner is the acceptance that a duplicate repeats.
 type Winner struct {
@@ -53,6 +72,7 @@ type Batch struct {
 	records []*Record
 	notes   []Line
 	undo    []undo
+	runs    []keptRun
 }
 
 type undo struct {
@@ -60,8 +80,11 @@ type undo struct {
 	previous *acceptance // what the physical identity pointed to before
 	touched  *acceptance
 	equal    time.Duration
+	once     *[16]byte
 	doubtOf  string
 	doubt    *doubt
+	beforeOf string
+	before   *preceding
 }
 
 // NewBatch starts a batch. The batch before must have been committed.
@@ -108,19 +131,36 @@ func (b *Batch) Heard(scanner string) {
 	}
 }
 
+// Between says that a scanner sent something else than a movement, readable or not: what comes next is no resend of
+// the movement before it.
+func (b *Batch) Between(scanner string) {
+	if b.s.recent.before[scanner] != nil {
+		b.precede(scanner, nil)
+	}
+}
+
+// precede notes a scanner's last movement.
+func (b *Batch) precede(scanner string, p *preceding) {
+	b.undo = append(b.undo, undo{beforeOf: scanner, before: b.s.recent.before[scanner]})
+	b.s.recent.before[scanner] = p
+}
+
 // Decide applies the local rule, makes the keys and adds the record to the batch. ErrFull and ErrDiskFull
 // refuse the candidate and leave no trace of it.
 func (b *Batch) Decide(c *Candidate) (Decision, error) {
 	s := b.s
 	id := c.Identity
-	keys := id.Keys(c.Policy, c.At.T)
-	suspect := c.At.Suspect(c.Policy)
+	at, suspect, given := c.At, c.At.Suspect(c.Policy), c.Given != ""
+	if given {
+		id.Again, at, suspect = c.Given, c.At.AsDevice(c.GivenAt), false
+	}
+	keys := id.Keys(c.Policy, at.T)
 	mark := len(b.undo)
 	// The prefilter goes first: of what it has surely not seen nothing is looked up.
 	perhaps := s.filter.Ask(c.Physical, keys.Idem, keys.Edge) == bloom.PerhapsSeen
 	var winner *acceptance
 	var reason string
-	if c.Converts == 0 {
+	if c.Converts == 0 && !given {
 		winner, reason = b.repeated(c, &keys, perhaps, suspect)
 	}
 	if err := s.room(len(b.records), winner != nil); err != nil {
@@ -128,16 +168,19 @@ func (b *Batch) Decide(c *Candidate) (Decision, error) {
 		return Decision{}, err
 	}
 	r := &Record{Seq: s.next + uint64(len(b.records)), Event: newEvent(c.At.T), Physical: c.Physical, Scanner: id.Scanner,
-		At: c.At.T, Boot: c.At.Boot, Anchor: c.At.Boot, Quality: c.At.Quality, Item: c.Item}
+		At: at.T, Boot: at.Boot, Anchor: at.Boot, Quality: at.Quality, Once: c.Once, Item: c.Item}
 	if winner != nil {
 		r.Of, r.OfSeq, r.Reason = winner.event, winner.seq, reason
 		r.Keys, r.Extras, r.Type, r.Quantity, r.Span = winner.keys, winner.extras, winner.typ, winner.quantity, winner.span
 		b.undo = append(b.undo, undo{touched: winner, equal: winner.equal})
 		winner.equal = c.At.Boot
+		b.follow(c, winner)
+		b.answered(r)
+		b.hearFrame(c, r)
 		b.records = append(b.records, r)
 		return Decision{r, Winner{winner.event, winner.at}}, nil
 	}
-	if c.Again || c.Converts != 0 || suspect || perhaps && s.recent.holder(&keys) != nil {
+	if !given && (c.Again || c.Converts != 0 || suspect || perhaps && s.recent.holder(&keys) != nil) {
 		id.Again = r.Event.String()
 		keys = id.Keys(c.Policy, c.At.T)
 	}
@@ -149,7 +192,15 @@ func (b *Batch) Decide(c *Candidate) (Decision, error) {
 	if c.Shared {
 		r.Span += c.Policy.Guard
 	}
-	b.remember(acceptanceOf(r), c.At.Boot)
+	if given {
+		r.Span = 0
+	} else {
+		a := acceptanceOf(r)
+		b.remember(a, c.At.Boot)
+		b.follow(c, a)
+	}
+	b.answered(r)
+	b.hearFrame(c, r)
 	b.records = append(b.records, r)
 	return Decision{Record: r}, nil
 }
@@ -161,10 +212,16 @@ func (b *Batch) repeated(c *Candidate, keys *idem.Keys, perhaps, suspect bool) (
 	if perhaps {
 		winner = s.recent.match(c.Physical, c.At.Boot, c.Act, c.Resend)
 	}
+	if winner == nil {
+		if a := s.recent.resent(c); a != nil {
+			return a, ReasonResend
+		}
+	}
 	if d, ok := s.recent.doubts[c.Identity.Scanner]; ok {
 		b.Heard(c.Identity.Scanner)
-		if winner == nil && d.resend(c, s.opts.BootID) {
-			// The echoes of this frame repeat it too, so the local rule counts anew from here.
+		if d.resend(c, s.opts.BootID) {
+			// Also if it comes within the span of the acceptance: the hand that scanned again has echoes of its own, and
+			// they repeat this frame. The local rule counts anew from here.
 			a := *d.acc
 			a.anchor, a.equal = c.At.Boot, c.At.Boot
 			b.remember(&a, c.At.Boot)
@@ -178,6 +235,13 @@ func (b *Batch) repeated(c *Candidate, keys *idem.Keys, perhaps, suspect bool) (
 		winner = s.recent.holder(keys)
 	}
 	return winner, ReasonBounce
+}
+
+// follow notes what a frame of a device that waits for answers was, for the one behind it.
+func (b *Batch) follow(c *Candidate, a *acceptance) {
+	if c.Heard && c.Resends.Interval > 0 {
+		b.precede(c.Identity.Scanner, &preceding{a, c.At.Boot})
+	}
 }
 
 func (b *Batch) remember(a *acceptance, boot time.Duration) {
@@ -223,6 +287,10 @@ func (b *Batch) rollback(mark int) {
 			b.s.recent.restore(u.added, u.previous)
 		case u.touched != nil:
 			u.touched.equal = u.equal
+		case u.once != nil:
+			b.s.state.answers.drop(*u.once)
+		case u.beforeOf != "":
+			b.s.recent.before[u.beforeOf] = u.before
 		default:
 			b.s.recent.doubts[u.doubtOf] = u.doubt
 		}
@@ -252,6 +320,9 @@ func (b *Batch) Commit() error {
 	if err == nil {
 		return nil
 	}
+	if len(b.records) > 0 {
+		b.undoRuns(b.records[0].Seq)
+	}
 	b.rollback(0)
 	if errors.Is(err, ErrDiskFull) || errors.Is(err, ErrClosed) {
 		return &CommitError{Err: err, NoSpace: IsNoSpace(err)}
@@ -259,14 +330,18 @@ func (b *Batch) Commit() error {
 	if IsNoSpace(err) {
 		s.spendReserve()
 	}
-	if s.active != nil {
-		s.active.close()
+	broken := s.active
+	if broken != nil {
+		broken.close()
 		s.mu.Lock()
 		s.active = nil
 		s.mu.Unlock()
 	}
 	if s.roll() != nil { // from here on the broken segment's end is known
 		s.writeSidecar(segmentEntry{})
+	}
+	if broken != nil {
+		s.ails(broken, err)
 	}
 	return &CommitError{Err: err, NoSpace: IsNoSpace(err)}
 }
@@ -297,10 +372,19 @@ func (b *Batch) commit() error {
 			return err
 		}
 	}
-	if err := s.active.write(b.records, b.notes); err != nil {
+	if len(b.records) > 0 && !slices.ContainsFunc(b.records, func(r *Record) bool { return r.Run != 0 }) {
+		select {
+		case s.coming <- b.records:
+		default:
+		}
+	}
+	if err := s.opts.durable(DiskCommit, s.active.path, func() error { return s.active.write(b.records, b.notes) }); err != nil {
 		return err
 	}
-	bytes := diskBytes(s.active.path)
+	if n := len(b.records); n > 0 {
+		s.marks.set(markNext, s.side.Epoch, s.boot, b.records[n-1].Seq+1)
+	}
+	bytes, gate := diskBytes(s.active.path), s.batches.gateOf()
 	s.mu.Lock()
 	seg := s.active
 	if n := len(b.records); n > 0 {
@@ -310,20 +394,23 @@ func (b *Batch) commit() error {
 		s.unsettled += int64(n)
 		if len(s.tail) >= 2*tailRecords {
 			// Whoever reads the old one keeps it; there is room for all that comes until the next time.
-			s.tail = append(make([]Record, 0, 3*tailRecords), s.tail[len(s.tail)-tailRecords:]...)
+			s.tail = append(make([]*Record, 0, 3*tailRecords), s.tail[len(s.tail)-tailRecords:]...)
 		}
-		for _, r := range b.records {
-			s.tail = append(s.tail, *r)
-		}
+		s.tail = append(s.tail, b.records...)
 	}
 	seg.notes += uint64(len(b.notes))
 	seg.bytes = bytes
+	s.gate = gate
 	s.mu.Unlock()
+	s.woken()
+	return nil
+}
+
+func (s *Spool) woken() {
 	select {
 	case s.wake <- struct{}{}:
 	default:
 	}
-	return nil
 }
 
 var errOrder = errors.New("cannot settle: the verdicts do not fit the work")

@@ -39,6 +39,19 @@ const doubtful = 10 * time.Minute
 // bounce is how soon after the last equal frame a frame counts as its echo whatever the user did between.
 const bounce = 300 * time.Millisecond
 
+// preceding is a scanner's last movement, and when its frame came, if nothing has come of the scanner since.
+type preceding struct {
+	acc  *acceptance
+	boot time.Duration
+}
+
+// How far a resend may be from where its device's settings put it, and how much longer it may come after the first
+// acceptance.
+const (
+	resendJitter = 300 * time.Millisecond
+	resendSlack  = 500 * time.Millisecond
+)
+
 // recent is the exact look-up behind the prefilter: the acceptances of the last horizon, by physical
 // identity and by key. The intake alone uses it.
 type recent struct {
@@ -48,10 +61,11 @@ type recent struct {
 	queue    []*acceptance // in the order of their adding
 	head     int
 	doubts   map[string]*doubt
+	before   map[string]*preceding // by scanner
 }
 
 func newRecent(horizon time.Duration) *recent {
-	return &recent{horizon: horizon, physical: map[[32]byte]*acceptance{}, keys: map[idem.Key]*acceptance{}, doubts: map[string]*doubt{}}
+	return &recent{horizon: horizon, physical: map[[32]byte]*acceptance{}, keys: map[idem.Key]*acceptance{}, doubts: map[string]*doubt{}, before: map[string]*preceding{}}
 }
 
 // match finds the acceptance of which a frame is a retransmission, by the anchored rule: same physical
@@ -63,6 +77,27 @@ func (r *recent) match(physical idem.Key, boot, act time.Duration, resend bool) 
 		return nil
 	}
 	return a
+}
+
+// resent finds the acceptance of which a frame is the resend, by a device that waits for answers. It sends again only what
+// it sent last. Its mark decides; without one, when the frame comes.
+func (r *recent) resent(c *Candidate) *acceptance {
+	p := r.before[c.Identity.Scanner]
+	if p == nil || c.Resends.Interval == 0 || p.acc.physical != c.Physical {
+		return nil
+	}
+	gap := c.At.Boot - p.boot
+	if c.Resends.Marked {
+		if c.Resend && gap <= c.Resends.Interval+resendSlack {
+			return p.acc
+		}
+		return nil
+	}
+	if c.Resends.Retries > 0 && gap >= c.Resends.Interval-resendJitter && gap <= c.Resends.Interval+resendJitter &&
+		c.At.Boot-p.acc.anchor < c.Resends.within() {
+		return p.acc
+	}
+	return nil
 }
 
 func (r *recent) broken(a *acceptance, boot, act time.Duration, resend bool) bool {

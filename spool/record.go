@@ -33,6 +33,12 @@ type Record struct {
 	Anchor   time.Duration // boottime from which the local rule counts; Boot but for a converted duplicate
 	Span     time.Duration // how long the local rule holds: W, or W+G at a shared scanner
 	Quality  window.Quality
+	Once     Once // the application's request that made it
+
+	// Run is the first record of what may be a stored batch that came before, and of which this one is the last yet;
+	// 0 if it is none. Batch names it once that is sure: the scanner's records from Run on wait for a person.
+	Run   uint64
+	Batch idem.EventID
 
 	Item
 }
@@ -70,7 +76,11 @@ type Line struct {
 	Symbology       string
 }
 
-const codecVersion = 1
+const (
+	codecVersion = 1
+	codecOnce    = 2 // a record with Once behind the rest
+	codecRun     = 3 // a record with Once, Run and Batch behind the rest
+)
 
 var errCodec = errors.New("cannot decode the record")
 
@@ -97,8 +107,9 @@ func (e *encoder) key(k idem.Key) {
 }
 
 type decoder struct {
-	b   []byte
-	bad bool
+	b    []byte
+	rest string // b as it was at the first text: all texts are parts of it
+	bad  bool
 }
 
 func (d *decoder) take(n uint64) []byte {
@@ -131,7 +142,17 @@ func (d *decoder) int() int64 {
 	return v
 }
 
-func (d *decoder) text() string { return string(d.take(d.uint())) }
+func (d *decoder) text() string {
+	n := d.uint()
+	if n == 0 {
+		return ""
+	}
+	if d.rest == "" {
+		d.rest = string(d.b)
+	}
+	from := len(d.rest) - len(d.b)
+	return d.rest[from : from+len(d.take(n))]
+}
 
 func (d *decoder) texts() []string {
 	n := d.uint()
@@ -167,7 +188,14 @@ func (d *decoder) end() error {
 }
 
 func (r *Record) append(b []byte) []byte {
-	e := encoder{append(b, codecVersion)}
+	version := byte(codecVersion)
+	switch {
+	case r.Run != 0:
+		version = codecRun
+	case !r.Once.IsZero():
+		version = codecOnce
+	}
+	e := encoder{append(b, version)}
 	e.event(r.Event)
 	e.uint(r.OfSeq)
 	if r.IsDuplicate() {
@@ -194,12 +222,20 @@ func (r *Record) append(b []byte) []byte {
 	e.texts(it.Flags)
 	e.int(int64(it.PkgLevel))
 	e.uint(uint64(it.Length))
+	if version != codecVersion {
+		e.b = append(append(e.b, r.Once.Key[:]...), r.Once.Request[:]...)
+	}
+	if version == codecRun {
+		e.uint(r.Run)
+		e.event(r.Batch)
+	}
 	return e.b
 }
 
 func (r *Record) decode(b []byte) error {
 	d := decoder{b: b}
-	if v := d.take(1); v == nil || v[0] != codecVersion {
+	v := d.take(1)
+	if v == nil || v[0] < codecVersion || v[0] > codecRun {
 		return errCodec
 	}
 	*r = Record{Seq: r.Seq, Event: d.event(), OfSeq: d.uint()}
@@ -230,6 +266,13 @@ func (r *Record) decode(b []byte) error {
 	it.Flags = d.texts()
 	it.PkgLevel = int(d.int())
 	it.Length = int(d.uint())
+	if v[0] != codecVersion {
+		copy(r.Once.Key[:], d.take(16))
+		copy(r.Once.Request[:], d.take(16))
+	}
+	if v[0] == codecRun {
+		r.Run, r.Batch = d.uint(), d.event()
+	}
 	return d.end()
 }
 

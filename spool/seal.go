@@ -160,7 +160,7 @@ func (s *sealer) sealOnce(dst []byte, bucket string, key, plain []byte) []byte {
 }
 
 func (s *sealer) openOnce(dst []byte, bucket string, key, sealed []byte) ([]byte, error) {
-	if len(sealed) < 1 || sealed[0] != sealVersion || len(key) != 8 {
+	if len(sealed) < 1 || len(sealed) > mostValue || sealed[0] != sealVersion || len(key) != 8 {
 		return nil, errUnseal
 	}
 	var aad [128]byte
@@ -188,7 +188,7 @@ func (s *sealer) seal(bucket string, key, plain []byte) []byte {
 }
 
 func (s *sealer) open(bucket string, key, sealed []byte) ([]byte, error) {
-	if len(sealed) < 13 || sealed[0] != sealVersion {
+	if len(sealed) < 13 || len(sealed) > mostValue || sealed[0] != sealVersion {
 		return nil, errUnseal
 	}
 	var aad [128]byte

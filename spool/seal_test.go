@@ -45,7 +45,7 @@ func (r *rig) secrets() {
 	vs := verdictsOf(w.Records)
 	vs[0] = Verdict{Seq: 1, State: Deferred, Detail: "detail-SECRET"}
 	vs[1] = Verdict{Seq: 2, State: Suppressed, Key: w.Records[0].Keys.Idem, Winner: w.Records[0].Event, Reason: "reason-SECRET"}
-	if err := r.spool.Settle(w, vs, []Line{{Event: NewEvent(1), Scanner: "SCN-SECRET"}}); err != nil {
+	if err := r.spool.Settle(w, vs, []Line{{Event: NewEvent(1), Scanner: "SCN-SECRET"}}, nil); err != nil {
 		r.t.Fatal(err)
 	}
 }
@@ -193,7 +193,7 @@ func TestKeyRotation(t *testing.T) {
 	if err != nil || len(lines) != 2 { // the settlement's and the note
 		t.Fatalf("%d lines, %v", len(lines), err)
 	}
-	if err := r.spool.Settle(Work{}, []Verdict{{Seq: 1, State: Committed}}, nil); err != nil {
+	if err := r.spool.Settle(Work{}, []Verdict{{Seq: 1, State: Committed}}, nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	r.drain()
@@ -250,7 +250,7 @@ func TestSealedValues(t *testing.T) {
 	for bit := range 8 * len(once) {
 		bad := slices.Clone(once)
 		bad[bit/8] ^= 1 << (bit % 8)
-		if _, err := seg.decode(k, bad); err == nil {
+		if _, err := seg.decode(new(Record), nil, k, bad); err == nil {
 			t.Fatalf("bit %d of %d", bit, 8*len(once))
 		}
 	}
@@ -262,7 +262,7 @@ func TestSealedValues(t *testing.T) {
 		}
 	}
 	for n := range len(once) {
-		if _, err := seg.decode(k, once[:n]); err == nil {
+		if _, err := seg.decode(new(Record), nil, k, once[:n]); err == nil {
 			t.Fatalf("cut to %d", n)
 		}
 	}
@@ -331,15 +331,18 @@ func TestDamagedFilesAreNoticed(t *testing.T) {
 			other := r.spool.active.path
 			r.kill()
 			damage(t, segment, r.path(stateName), other)
-			s, err := Open(r.path(""), r.opts)
-			var wrong *WrongKeyError
-			if err == nil || errors.As(err, &wrong) {
-				t.Errorf("the damage is not noticed: %v", err)
+			r.open()
+			for {
+				if more, err := r.spool.tendOne(t.Context(), true); err != nil {
+					t.Fatal(err)
+				} else if !more {
+					break
+				}
 			}
-			if err == nil {
-				s.Close(false)
+			if hs := r.spool.takeHealings(); len(hs) != 1 {
+				t.Errorf("the damage is not noticed: %+v", hs)
 			}
-			r.spool = &Spool{}
+			r.law()
 		})
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -50,10 +49,10 @@ func TestCursorsOverSegments(t *testing.T) {
 		for _, rec := range w.Records {
 			seqs = append(seqs, rec.Seq)
 		}
-		if err := r.spool.Settle(w, verdictsOf(w.Records), nil); err != nil {
+		if err := r.spool.Settle(w, verdictsOf(w.Records), nil, nil); err != nil {
 			t.Fatal(err)
 		}
-		if err := r.spool.Settle(w, verdictsOf(w.Records), nil); err == nil {
+		if err := r.spool.Settle(w, verdictsOf(w.Records), nil, nil); err == nil {
 			t.Fatal("the same work is settled twice")
 		}
 		if st := r.law(); st.Committed != int64(len(seqs)) {
@@ -89,14 +88,14 @@ func TestSettleRefusesWhatDoesNotFit(t *testing.T) {
 		"wrong order":    {v[1], v[0]},
 		"not exceptions": append([]Verdict{{Seq: 3, State: Committed}}, v...),
 	} {
-		if err := r.spool.Settle(w, bad, nil); !errors.Is(err, errOrder) {
+		if err := r.spool.Settle(w, bad, nil, nil); !errors.Is(err, errOrder) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	if st := r.law(); st.Pending != 3 {
 		t.Fatalf("%+v", st)
 	}
-	if err := r.spool.Settle(w, v, nil); err != nil {
+	if err := r.spool.Settle(w, v, nil, nil); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -125,7 +124,7 @@ func TestExceptions(t *testing.T) {
 				vs[i] = Verdict{Seq: 4, State: Quarantined, Detail: "22P02"}
 			}
 		}
-		if err := r.spool.Settle(w, vs, nil); err != nil {
+		if err := r.spool.Settle(w, vs, nil, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -148,7 +147,7 @@ func TestExceptions(t *testing.T) {
 				t.Fatalf("exceptions %+v, want %+v", got, exceptions)
 			}
 			var seqs []uint64
-			if err := r.spool.Unsettled(func(rec Record, x Exception) bool {
+			if err := r.spool.Unsettled(func(rec *Record, x Exception) bool {
 				if x.Segment = ""; !slices.Contains(exceptions, x) || rec.Seq != x.Seq {
 					t.Fatalf("unsettled %d: %+v", rec.Seq, x)
 				}
@@ -167,7 +166,7 @@ func TestExceptions(t *testing.T) {
 	}
 	settle := func(vs ...Verdict) {
 		t.Helper()
-		if err := r.spool.Settle(Work{}, vs, []Line{{Event: NewEvent(1)}}); err != nil {
+		if err := r.spool.Settle(Work{}, vs, []Line{{Event: NewEvent(1)}}, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -211,7 +210,7 @@ func TestLinesAreToldOnce(t *testing.T) {
 		for range n {
 			ls = append(ls, Line{Event: NewEvent(1), Outcome: "suppressed"})
 		}
-		if err := r.spool.Settle(Work{}, nil, ls); err != nil {
+		if err := r.spool.Settle(Work{}, nil, ls, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -360,7 +359,7 @@ func (m *model) check() {
 		t.Fatalf("counts %+v, want %+v", st, want)
 	}
 	var got []uint64
-	if err := m.r.spool.Unsettled(func(rec Record, x Exception) bool {
+	if err := m.r.spool.Unsettled(func(rec *Record, x Exception) bool {
 		if x.State != m.state[rec.Seq] || rec.Event != m.events[rec.Seq-1] || rec.OfSeq != m.winner[rec.Seq] {
 			t.Fatalf("record %d: %v, %v; want %v, %v", rec.Seq, x.State, rec.Event, m.state[rec.Seq], m.events[rec.Seq-1])
 		}
@@ -381,6 +380,11 @@ func (m *model) check() {
 	if n, _ := m.r.spool.LastSettlement(); n != m.number {
 		t.Fatalf("settlement %d, want %d", n, m.number)
 	}
+}
+
+func sameWork(a, b *Work) bool {
+	return a.seg == b.seg && a.from == b.from && a.noteTo == b.noteTo && a.closes == b.closes && slices.Equal(a.Notes, b.Notes) &&
+		slices.EqualFunc(a.Records, b.Records, func(a, b *Record) bool { return a.Event == b.Event && a.Seq == b.Seq })
 }
 
 // Whatever happens in whatever order, every record is counted once, in order, and stays until it is final.
@@ -461,7 +465,7 @@ func TestCountsAreConserved(t *testing.T) {
 						if err != nil {
 							rt.Fatal(err)
 						}
-						take(&rec)
+						take(rec)
 					}
 				}
 				for i := range w.Records {
@@ -470,14 +474,22 @@ func TestCountsAreConserved(t *testing.T) {
 						rt.Fatalf("work of %d has %d, which is done (%v) or out of order", w.Records[0].Seq, seq, m.done[seq])
 					}
 					m.done[seq] = true
-					take(&w.Records[i])
+					take(w.Records[i])
 				}
 				var lines []Line
 				for range rapid.IntRange(0, 2).Draw(rt, "lines") {
 					lines = append(lines, Line{Event: NewEvent(2)})
 				}
-				if err := m.r.spool.Settle(w, vs, lines); err != nil {
+				size := rapid.IntRange(1, 6).Draw(rt, "size")
+				follows, err := m.r.spool.After(&w, size)
+				if err != nil {
 					rt.Fatal(err)
+				}
+				if err := m.r.spool.Settle(w, vs, lines, nil); err != nil {
+					rt.Fatal(err)
+				}
+				if now, err := m.r.spool.Next(size); err != nil || !live && !sameWork(&now, &follows) {
+					rt.Fatalf("foreseen %+v, got %+v, %v", follows, now, err)
 				}
 				if !w.Empty() || len(vs) > 0 || len(lines) > 0 {
 					m.settled(append(lines, w.Notes...), final)
@@ -514,16 +526,12 @@ func TestConcurrentUse(t *testing.T) {
 	})
 	const total = 6000
 	var wg sync.WaitGroup
-	var boot atomic.Int64 // the fake machine is not safe
-	boot.Store(int64(r.os.boot))
-	r.spool.opts.Boot = func() time.Duration { return time.Duration(boot.Load()) }
 	done := make(chan struct{})
 	broken := func(err error) bool { return errors.Is(err, bolt.ErrDatabaseNotOpen) } // between a sabotage and its commit
 	wg.Go(func() {                                                                    // intake
 		tries := 0
 		for n := 0; n < total; {
 			r.os.pass(time.Millisecond)
-			boot.Store(int64(r.os.boot))
 			b := r.spool.NewBatch()
 			for i := range 20 {
 				c := r.candidate(fmt.Sprint(n + i))
@@ -573,7 +581,7 @@ func TestConcurrentUse(t *testing.T) {
 				}
 				exceptions = append(exceptions, Verdict{Seq: x.Seq, State: Committed})
 			}
-			if err := r.spool.Settle(w, append(exceptions, vs...), nil); err != nil {
+			if err := r.spool.Settle(w, append(exceptions, vs...), nil, nil); err != nil {
 				t.Error(err)
 			}
 			settled += len(w.Records)
@@ -593,7 +601,7 @@ func TestConcurrentUse(t *testing.T) {
 					t.Errorf("%+v", st)
 				}
 				last := uint64(0)
-				if err := r.spool.Unsettled(func(rec Record, x Exception) bool {
+				if err := r.spool.Unsettled(func(rec *Record, x Exception) bool {
 					if rec.Seq <= last {
 						t.Errorf("%d after %d", rec.Seq, last)
 					}
@@ -707,7 +715,7 @@ func TestLiveScansGoBeforeTheBacklog(t *testing.T) {
 			seqs = append(seqs, w.Records[i].Seq)
 			vs = append(vs, Verdict{Seq: w.Records[i].Seq, State: Committed})
 		}
-		if err := r.spool.Settle(w, vs, nil); err != nil {
+		if err := r.spool.Settle(w, vs, nil, nil); err != nil {
 			t.Fatal(err)
 		}
 		return seqs

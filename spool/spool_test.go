@@ -3,6 +3,7 @@ package spool
 import (
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -12,17 +13,33 @@ import (
 
 // fakeOS is a machine whose clocks the test moves.
 type fakeOS struct {
+	mu     sync.Mutex // of pass against those who look
 	wall   time.Time
 	boot   time.Duration
 	bootID string
 	synced bool
 }
 
-func (o *fakeOS) Wall() time.Time                   { return o.wall }
-func (o *fakeOS) Boot() time.Duration               { return o.boot }
+func (o *fakeOS) Wall() time.Time {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.wall
+}
+
+func (o *fakeOS) Boot() time.Duration {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.boot
+}
+
 func (o *fakeOS) BootID() string                    { return o.bootID }
 func (o *fakeOS) WallSynced() (bool, time.Duration) { return o.synced, 0 }
-func (o *fakeOS) pass(d time.Duration)              { o.boot += d; o.wall = o.wall.Add(d) }
+
+func (o *fakeOS) pass(d time.Duration) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.boot, o.wall = o.boot+d, o.wall.Add(d)
+}
 
 func newFakeOS() *fakeOS {
 	return &fakeOS{wall: time.UnixMilli(1_764_000_000_000), boot: time.Hour, bootID: "boot-1"}
@@ -183,7 +200,7 @@ func (r *rig) wantDuplicate(d, of Decision, reason, what string) {
 func (r *rig) law() Stats {
 	r.t.Helper()
 	st := r.spool.Stats()
-	if st.Captured != st.Committed+st.Suppressed+st.Pending+st.Held+st.Quarantined+st.Unaccounted {
+	if st.Captured != st.Committed+st.Suppressed+st.Pending+st.Held+st.Quarantined+st.Discarded+st.Unaccounted {
 		r.t.Fatalf("counts are not conserved: %+v", st)
 	}
 	return st
@@ -200,14 +217,14 @@ func (r *rig) drain() {
 		if w.Empty() {
 			return
 		}
-		if err := r.spool.Settle(w, verdictsOf(w.Records), nil); err != nil {
+		if err := r.spool.Settle(w, verdictsOf(w.Records), nil, nil); err != nil {
 			r.t.Fatal(err)
 		}
 		r.law()
 	}
 }
 
-func verdictsOf(rs []Record) (vs []Verdict) {
+func verdictsOf(rs []*Record) (vs []Verdict) {
 	for _, rec := range rs {
 		v := Verdict{Seq: rec.Seq, State: Committed}
 		if rec.IsDuplicate() {
@@ -240,7 +257,7 @@ func TestCaptureSettleAndRestart(t *testing.T) {
 		t.Fatalf("%d records, %v", len(w.Records), err)
 	}
 	if err := r.spool.Settle(w, []Verdict{{Seq: 1, State: Committed}, {Seq: 2, State: Suppressed, Key: d.Record.Keys.Idem, Winner: d.Record.Event}},
-		[]Line{{Event: dup.Record.Event, Outcome: "suppressed"}}); err != nil {
+		[]Line{{Event: dup.Record.Event, Outcome: "suppressed"}}, nil); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {

@@ -6,13 +6,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
+	"maps"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
-	berrors "go.etcd.io/bbolt/errors"
 
 	"scanonce/idem"
 	"scanonce/window"
@@ -23,6 +23,9 @@ var (
 	bucketExceptions = []byte("exceptions")
 	bucketLines      = []byte("lines")
 	bucketMeta       = []byte("meta")
+	bucketChain      = []byte("chain")
+	bucketAnswers    = []byte("answers")
+	bucketBatches    = []byte("batches")
 	keyCounters      = []byte("counters")
 	keySettled       = []byte("settled")
 )
@@ -39,9 +42,11 @@ const (
 	Waiting                  // a duplicate whose winner is not final
 	Quarantined              // the ledger can never take it
 	Held                     // a person must confirm it
+	Discarded                // a person has given it up; who, says Detail
+	Unaccounted              // what it repeats is lost, and no row stands
 )
 
-var stateNames = [...]string{"pending", "committed", "suppressed", "deferred", "duplicate", "quarantined", "held"}
+var stateNames = [...]string{"pending", "committed", "suppressed", "deferred", "duplicate", "quarantined", "held", "discarded", "unaccounted"}
 
 func (s State) String() string {
 	if int(s) < len(stateNames) {
@@ -50,7 +55,12 @@ func (s State) String() string {
 	return fmt.Sprintf("State(%d)", uint8(s))
 }
 
-func (s State) final() bool { return s == Committed || s == Suppressed }
+func (s State) final() bool {
+	return s == Committed || s == Suppressed || s == Discarded || s == Unaccounted
+}
+
+// Stands says that a row of the record's keys was seen in the ledger.
+func (s State) Stands() bool { return s == Committed || s == Suppressed }
 
 // Exception points to a record that the cursor has passed and that is not final.
 type Exception struct {
@@ -71,13 +81,23 @@ type cursor struct {
 type counters struct {
 	Committed   uint64     `json:"committed"`
 	Suppressed  uint64     `json:"suppressed"`
+	Discarded   uint64     `json:"discarded,omitempty"`
 	Unaccounted uint64     `json:"unaccounted"`
 	Base        uint64     `json:"base"` // sequence numbers that no count covers: state.db was lost behind them
 	High        window.UTC `json:"high"` // highest t settled
 	// Records AheadFrom..AheadTo were settled before older ones: live scans go before a backlog.
 	AheadFrom uint64 `json:"ahead_from,omitempty"`
 	AheadTo   uint64 `json:"ahead_to,omitempty"`
+	// The last record of the audit chain.
+	ChainEpoch string `json:"chain_epoch,omitempty"`
+	ChainSeq   uint64 `json:"chain_seq,omitempty"`
+	ChainHash  []byte `json:"chain_hash,omitempty"`
+	ChainLost  uint64 `json:"chain_lost,omitempty"` // of Unaccounted, what its epochs have told of
+	NextLine   uint64 `json:"next_line,omitempty"`  // lines are never numbered twice: the chain counts on it
 }
+
+// final counts the records that are, but for those that are lost.
+func (c *counters) final() uint64 { return c.Committed + c.Suppressed + c.Discarded }
 
 // Verdict is what was decided of one record.
 type Verdict struct {
@@ -94,99 +114,86 @@ type Verdict struct {
 type state struct {
 	path string
 	db   *bolt.DB
+	head *fileHead
 	seal *sealer
 	made bool // by this process
+	// commit runs a transaction.
+	commit func(do func() error) error
+	failed bool // the last transaction has, and may be in the file all the same
+	// broken is the damage at which a use of the file broke off, nil if none has.
+	broken atomic.Pointer[DamageError]
+	// answers has a lock of its own.
+	answers *answers
 
 	mu         *sync.Mutex // guards what follows
 	cursors    map[string]cursor
 	exceptions map[uint64]Exception
+	discarded  map[uint64]Exception // whose duplicates may still come; kept in the same bucket
+	batches    map[idem.EventID]*StoredBatch
 	counters   counters
 	settled    uint64 // number of the last settlement
 	last       []Verdict
 	firstLine  uint64 // first line not forwarded
 	nextLine   uint64
 	delivered  uint64 // lines below it are forwarded and not yet deleted
+	chain      queue
 }
 
-// openState opens state.db. With mayMake a missing one is made, and one that was never finished is made anew.
-func openState(dir string, ring *KeyRing, agent string, mu *sync.Mutex, mayMake, readOnly bool) (*state, error) {
-	st, err := tryState(dir, ring, agent, mu, mayMake, readOnly)
+// openState opens state.db, which has been read completely, or makes it.
+func openState(dir string, ring *KeyRing, agent string, mu *sync.Mutex, make, readOnly bool) (*state, error) {
+	st := &state{mu: mu, path: filepath.Join(dir, stateName), made: make, cursors: map[string]cursor{}, exceptions: map[uint64]Exception{},
+		discarded: map[uint64]Exception{}, batches: map[idem.EventID]*StoredBatch{}, answers: newAnswers()}
+	err := guarded(stateName, func() error { return st.open(ring, agent, make, readOnly) })
 	var wrong *WrongKeyError
-	if err == nil || !mayMake || readOnly || errors.As(err, &wrong) || errors.Is(err, berrors.ErrTimeout) || IsNoSpace(err) {
-		return st, err
+	switch {
+	case err == nil:
+		return st, nil
+	case st.db != nil:
+		st.db.Close()
 	}
-	if setAside(dir, stateName) != nil {
+	if errors.As(err, &wrong) {
 		return nil, err
 	}
-	return tryState(dir, ring, agent, mu, mayMake, readOnly)
+	return nil, fmt.Errorf("cannot open %s: %w", stateName, err)
 }
 
-func tryState(dir string, ring *KeyRing, agent string, mu *sync.Mutex, mayMake, readOnly bool) (*state, error) {
-	st := &state{mu: mu, path: filepath.Join(dir, stateName), cursors: map[string]cursor{}, exceptions: map[uint64]Exception{}}
-	fail := func(err error) (*state, error) {
-		if st.db != nil {
-			st.db.Close()
-		}
-		var wrong *WrongKeyError
-		if errors.As(err, &wrong) {
-			return nil, err
-		}
-		return nil, fmt.Errorf("cannot open %s: %w", stateName, err)
-	}
-	if fi, err := os.Stat(st.path); (!mayMake || readOnly) && (err != nil || fi.Size() == 0) {
-		return fail(errors.New("it is missing or empty and must not be"))
-	}
-	var err error
+func (st *state) open(ring *KeyRing, agent string, make, readOnly bool) (err error) {
 	if st.db, err = bolt.Open(st.path, 0o600, boltOptions(readOnly)); err != nil {
-		return fail(err)
+		return err
 	}
-	var head segmentHead
-	err = st.db.View(func(tx *bolt.Tx) error {
-		h := tx.Bucket(bucketHead)
-		if h == nil {
-			st.made = true
-			return nil
-		}
-		return json.Unmarshal(h.Get(keyHeader), &head)
-	})
-	if err == nil && st.made {
-		if !mayMake || readOnly {
-			return fail(errors.New("it has no header"))
-		}
-		head = segmentHead{Version: codecVersion, Agent: agent, Seal: newSealParams(ring)}
-	}
-	if err == nil {
-		st.seal, err = newSealer(ring, &head.Seal, head.Agent+"|state", stateName)
-	}
-	if err == nil && st.made {
-		err = st.make(&head)
+	if make {
+		err = st.make(ring, agent)
+	} else {
+		err = st.db.View(func(tx *bolt.Tx) error {
+			h := tx.Bucket(bucketHead)
+			if h == nil {
+				return &DamageError{stateName, "it has no header"}
+			}
+			st.head, st.seal, err = unlock(ring, stateName, h.Get(keyHeader), h.Get(keyProof), nil)
+			return err
+		})
 	}
 	if err == nil {
 		err = st.db.View(st.load)
 	}
-	if err == nil && head.Seal.KeyID != ring.current && !readOnly {
-		err = st.reseal(ring, head)
+	if err == nil && st.head.Seal.KeyID != ring.current && !readOnly {
+		err = st.reseal(ring)
 	}
-	if err != nil {
-		return fail(err)
-	}
-	return st, nil
+	return err
 }
 
 // reseal seals everything with the current key, so that an older one is not needed for ever.
-func (st *state) reseal(ring *KeyRing, head segmentHead) error {
-	head.Seal = newSealParams(ring)
-	seal, err := newSealer(ring, &head.Seal, head.Agent+"|state", stateName)
-	if err != nil {
-		return err
-	}
-	b, err := json.Marshal(head)
+func (st *state) reseal(ring *KeyRing) error {
+	head, seal, err := newHead(ring, *st.head, stateName)
 	if err != nil {
 		return err
 	}
 	err = st.db.Update(func(tx *bolt.Tx) error {
-		for _, name := range [][]byte{bucketCursors, bucketExceptions, bucketLines, bucketMeta} {
+		for _, name := range [][]byte{bucketCursors, bucketExceptions, bucketLines, bucketMeta, bucketChain, bucketAnswers, bucketBatches} {
 			bucket := tx.Bucket(name)
+			if bucket == nil {
+				continue
+			}
 			var keys, values [][]byte
 			if err := bucket.ForEach(func(k, v []byte) error {
 				plain, err := st.seal.open(string(name), k, v)
@@ -202,39 +209,34 @@ func (st *state) reseal(ring *KeyRing, head segmentHead) error {
 				}
 			}
 		}
-		return tx.Bucket(bucketHead).Put(keyHeader, b)
+		return head.put(tx, seal)
 	})
 	if err == nil {
-		st.seal = seal
+		st.head, st.seal = head, seal
 	}
 	return err
 }
 
-func (st *state) make(head *segmentHead) error {
+func (st *state) make(ring *KeyRing, agent string) (err error) {
+	if st.head, st.seal, err = newHead(ring, fileHead{Agent: agent}, stateName); err != nil {
+		return err
+	}
 	return st.db.Update(func(tx *bolt.Tx) error {
-		h, err := tx.CreateBucket(bucketHead)
-		if err != nil {
-			return err
-		}
-		b, err := json.Marshal(head)
-		if err != nil {
-			return err
-		}
-		if err := h.Put(keyHeader, b); err != nil {
-			return err
-		}
-		for _, n := range [][]byte{bucketCursors, bucketExceptions, bucketLines, bucketMeta} {
+		for _, n := range [][]byte{bucketCursors, bucketExceptions, bucketLines, bucketMeta, bucketChain, bucketAnswers, bucketBatches} {
 			if _, err := tx.CreateBucket(n); err != nil {
 				return err
 			}
 		}
-		return nil
+		return st.head.put(tx, st.seal)
 	})
 }
 
 func (st *state) load(tx *bolt.Tx) error {
 	each := func(bucket []byte, f func(k, plain []byte) error) error {
 		b := tx.Bucket(bucket)
+		if b == nil && (string(bucket) == string(bucketAnswers) || string(bucket) == string(bucketBatches)) {
+			return nil // a file of an earlier build has none
+		}
 		if b == nil {
 			return fmt.Errorf("bucket %s is missing", bucket)
 		}
@@ -257,7 +259,7 @@ func (st *state) load(tx *bolt.Tx) error {
 	if err := each(bucketExceptions, func(k, p []byte) error {
 		var x Exception
 		err := json.Unmarshal(p, &x)
-		st.exceptions[x.Seq] = x
+		st.except(x)
 		return err
 	}); err != nil {
 		return err
@@ -275,17 +277,19 @@ func (st *state) load(tx *bolt.Tx) error {
 	}); err != nil {
 		return err
 	}
-	st.firstLine, st.nextLine = 1, 1
-	c := tx.Bucket(bucketLines).Cursor()
-	if k, _ := c.First(); k != nil {
-		st.firstLine = binary.BigEndian.Uint64(k)
+	if err := each(bucketAnswers, st.answers.loadAnswer); err != nil {
+		return err
 	}
-	if k, _ := c.Last(); k != nil {
-		st.nextLine = binary.BigEndian.Uint64(k) + 1
-	} else {
-		st.nextLine = st.firstLine
+	if err := each(bucketBatches, st.loadBatch); err != nil {
+		return err
 	}
-	st.delivered = st.firstLine
+	st.answers.sort()
+	lines := queueOf(tx.Bucket(bucketLines))
+	if lines.first == lines.next {
+		lines.first, lines.next = max(1, st.counters.NextLine), max(1, st.counters.NextLine)
+	}
+	st.firstLine, st.nextLine, st.delivered = lines.first, lines.next, lines.first
+	st.chain = queueOf(tx.Bucket(bucketChain))
 	return nil
 }
 
@@ -329,16 +333,90 @@ func decodeSettled(b []byte) (number uint64, verdicts []Verdict, err error) {
 	return number, verdicts, d.end()
 }
 
+// except files an exception.
+func (st *state) except(x Exception) {
+	if x.State == Discarded {
+		delete(st.exceptions, x.Seq)
+		st.discarded[x.Seq] = x
+		return
+	}
+	st.exceptions[x.Seq] = x
+}
+
 // settlement is one change of the state.
 type settlement struct {
 	cursors    map[string]cursor // by segment
 	exceptions []Exception       // new or changed
-	final      []uint64          // exceptions that are over
+	final      []uint64          // exceptions that are over, and discarded records of which nothing more comes
 	verdicts   []Verdict         // the final ones, for those who must be told
 	lines      []Line
+	chain      *ChainRecord // or nil
 	counters   counters
+	numbered   bool     // the number of the last settlement is not in the file yet
 	forget     []string // segments that are gone
-	applied    func()   // what else changes in memory with it; called with the lock held, or nil
+	outdated   [][16]byte
+	answers    []keyed
+	batches    []*StoredBatch // new or changed
+	unlisted   []idem.EventID // batches that nothing needs any more
+	applied    func()         // what else changes in memory with it; called with the lock held, or nil
+}
+
+// undo brings the file to what is in memory. A transaction whose sync failed behind its last write is in the file
+// for whoever reads it next, bbolt included, and its verdicts need not be those of the next try.
+func (st *state) undo(tx *bolt.Tx, put func(bucket, k []byte, v any) error) error {
+	st.mu.Lock()
+	cursors, exceptions, batches := maps.Clone(st.cursors), maps.Clone(st.exceptions), maps.Clone(st.batches)
+	maps.Copy(exceptions, st.discarded)
+	st.mu.Unlock()
+	drop := func(bucket []byte, gone func(k []byte) bool) error {
+		b := tx.Bucket(bucket)
+		if b == nil { // of a file of before the chain
+			return nil
+		}
+		var keys [][]byte
+		c := b.Cursor()
+		for k, _ := c.First(); k != nil; k, _ = c.Next() {
+			keys = append(keys, bytes.Clone(k))
+		}
+		for _, k := range keys {
+			if gone(k) {
+				if err := b.Delete(k); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}
+	from := func(next uint64) func([]byte) bool {
+		return func(k []byte) bool { return binary.BigEndian.Uint64(k) >= next }
+	}
+	if err := errors.Join(drop(bucketCursors, func([]byte) bool { return true }), drop(bucketExceptions, func([]byte) bool { return true }),
+		drop(bucketLines, from(st.nextLine)), drop(bucketChain, from(st.chain.next)),
+		drop(bucketBatches, func([]byte) bool { return true })); err != nil {
+		return err
+	}
+	for id, b := range batches {
+		if _, err := tx.CreateBucketIfNotExists(bucketBatches); err != nil {
+			return err
+		}
+		if err := put(bucketBatches, id[:], b); err != nil {
+			return err
+		}
+	}
+	for name, c := range cursors {
+		if err := put(bucketCursors, []byte(name), c); err != nil {
+			return err
+		}
+	}
+	for seq, x := range exceptions {
+		if err := put(bucketExceptions, seqKey(seq), x); err != nil {
+			return err
+		}
+	}
+	if st.settled == 0 {
+		return tx.Bucket(bucketMeta).Delete(keySettled)
+	}
+	return tx.Bucket(bucketMeta).Put(keySettled, st.seal.seal(string(bucketMeta), keySettled, appendSettled(nil, st.settled, st.last)))
 }
 
 func (st *state) apply(s *settlement) error {
@@ -347,7 +425,7 @@ func (st *state) apply(s *settlement) error {
 		number++
 	}
 	next := st.nextLine
-	err := st.db.Update(func(tx *bolt.Tx) error {
+	update := func(tx *bolt.Tx) error {
 		raw := func(bucket, k, p []byte) error {
 			return tx.Bucket(bucket).Put(k, st.seal.seal(string(bucket), k, p))
 		}
@@ -357,6 +435,11 @@ func (st *state) apply(s *settlement) error {
 				return err
 			}
 			return raw(bucket, k, p)
+		}
+		if st.failed {
+			if err := st.undo(tx, put); err != nil {
+				return err
+			}
 		}
 		for name, c := range s.cursors {
 			if err := put(bucketCursors, []byte(name), c); err != nil {
@@ -392,16 +475,52 @@ func (st *state) apply(s *settlement) error {
 			}
 			next++
 		}
-		if len(s.verdicts) > 0 {
+		records, err := tx.CreateBucketIfNotExists(bucketChain) // a file of before the chain has none
+		if err != nil {
+			return err
+		}
+		for seq := st.chain.first; seq < st.chain.delivered; seq++ {
+			if err := records.Delete(seqKey(seq)); err != nil {
+				return err
+			}
+		}
+		if s.chain != nil {
+			if err := raw(bucketChain, seqKey(st.chain.next), s.chain.append(nil, next)); err != nil {
+				return err
+			}
+		}
+		if len(s.verdicts) > 0 || s.numbered {
 			if err := raw(bucketMeta, keySettled, appendSettled(nil, number, s.verdicts)); err != nil {
 				return err
 			}
 		}
+		if err := st.storeAnswers(tx, s.outdated, s.answers); err != nil {
+			return err
+		}
+		if len(s.batches)+len(s.unlisted) > 0 {
+			b, err := tx.CreateBucketIfNotExists(bucketBatches) // a file of an earlier build has none
+			if err != nil {
+				return err
+			}
+			for _, id := range s.unlisted {
+				if err := b.Delete(id[:]); err != nil {
+					return err
+				}
+			}
+			for _, x := range s.batches {
+				if err := put(bucketBatches, x.ID[:], x); err != nil {
+					return err
+				}
+			}
+		}
+		s.counters.NextLine = next
 		return put(bucketMeta, keyCounters, s.counters)
-	})
-	if err != nil {
+	}
+	if err := st.commit(func() error { return st.use(func() error { return st.db.Update(update) }) }); err != nil {
+		st.failed = true
 		return fmt.Errorf("cannot write %s: %w", stateName, err)
 	}
+	st.failed = false
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	for name, c := range s.cursors {
@@ -411,20 +530,59 @@ func (st *state) apply(s *settlement) error {
 		delete(st.cursors, name)
 	}
 	for _, x := range s.exceptions {
-		st.exceptions[x.Seq] = x
+		st.except(x)
 	}
 	for _, seq := range s.final {
 		delete(st.exceptions, seq)
+		delete(st.discarded, seq)
 	}
 	st.firstLine, st.nextLine = st.delivered, next
-	if len(s.verdicts) > 0 {
+	st.chain.first = st.chain.delivered
+	if s.chain != nil {
+		st.chain.next++
+	}
+	if len(s.verdicts) > 0 || s.numbered {
 		st.settled, st.last = number, s.verdicts
 	}
 	st.counters = s.counters
+	st.answers.left(len(s.outdated))
+	for i := range s.answers {
+		st.answers.add(s.answers[i].key, s.answers[i].Answer)
+	}
+	for _, id := range s.unlisted {
+		delete(st.batches, id)
+	}
+	for _, b := range s.batches {
+		st.batches[b.ID] = b
+	}
 	if s.applied != nil {
 		s.applied()
 	}
 	return nil
+}
+
+// use runs what reads or writes the file. A page that has gone bad ends it with a *DamageError, and bbolt's locks may be
+// held for ever then: the file is not used again. The next start makes it anew.
+func (st *state) use(f func() error) error {
+	if d := st.broken.Load(); d != nil {
+		return d
+	}
+	err := guarded(stateName, f)
+	var broke *brokenOff
+	if errors.As(err, &broke) {
+		st.broken.CompareAndSwap(nil, broke.damage)
+		return broke.damage
+	}
+	return err
+}
+
+func (st *state) view(f func(*bolt.Tx) error) error {
+	return st.use(func() error { return st.db.View(f) })
+}
+
+// garbled is the damage of a value that cannot be read.
+func garbled(what string, err error) error {
+	return &DamageError{stateName, fmt.Sprintf("%s cannot be read: %v", what, err)}
 }
 
 // pendingLines returns up to n lines that have not been forwarded.
@@ -433,7 +591,7 @@ func (st *state) pendingLines(n int) ([]Line, error) {
 		return nil, nil
 	}
 	var out []Line
-	err := st.db.View(func(tx *bolt.Tx) error {
+	err := st.view(func(tx *bolt.Tx) error {
 		c := tx.Bucket(bucketLines).Cursor()
 		for k, v := c.Seek(seqKey(st.delivered)); k != nil && len(out) < n; k, v = c.Next() {
 			plain, err := st.seal.open("lines", k, v)
@@ -442,7 +600,7 @@ func (st *state) pendingLines(n int) ([]Line, error) {
 				err = l.decode(plain)
 			}
 			if err != nil {
-				return fmt.Errorf("cannot read an audit line of %s: %w", stateName, err)
+				return garbled("an audit line", err)
 			}
 			out = append(out, l)
 		}
@@ -451,7 +609,12 @@ func (st *state) pendingLines(n int) ([]Line, error) {
 	return out, err
 }
 
-func (st *state) close() error { return st.db.Close() }
+func (st *state) close() error {
+	if st.broken.Load() != nil {
+		return nil // it would wait for ever
+	}
+	return st.db.Close()
+}
 
 // oldEnough says whether everything of a segment is older than the horizon. A segment of another boot is
 // measured from the start of this process, which is later than anything in it.

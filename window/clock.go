@@ -213,16 +213,18 @@ func (c *Clock) correct(ref int64, e time.Duration) {
 		c.debt = 0 // what an earlier reference wanted is settled
 		return
 	}
+	// The truth lies within e of the reference. To go further than to the nearer end of that may lead away from it:
+	// behind a slow reply, by more than two agents' clocks may differ.
 	switch {
 	case off > 0:
-		c.t, c.debt = ref, 0
+		c.t, c.debt = ref-int64(e), 0
 	case -off > c.opts.Alarm:
 		c.suspect = max(c.suspect, floorMilli(max(c.high, c.t)))
 		c.steps = append(c.steps, Step{From: floorMilli(c.t), To: floorMilli(ref)})
 		c.stats.Steps++
 		c.t, c.debt = ref, 0
 	default:
-		c.debt = -off
+		c.debt = -off - e
 	}
 }
 

@@ -140,7 +140,7 @@ func TestForwardCorrectionAtOnce(t *testing.T) {
 		c.Now()
 		c.Correct(window.FromTime(noon.Add(ahead)), time.Millisecond)
 		r := c.Now()
-		expectT(t, "corrected", r, noon.Add(ahead))
+		expectT(t, "corrected", r, noon.Add(ahead-time.Millisecond)) // the nearer end of what the reference knows
 		if r.Quality != window.Synced || r.Suspect(threeSeconds) || len(c.TakeSteps()) != 0 {
 			t.Errorf("%v forward: %+v", ahead, r)
 		}
@@ -186,6 +186,19 @@ func TestBackwardCorrectionIsSlewed(t *testing.T) {
 		if c.Now().Suspect(threeSeconds) || len(c.TakeSteps()) != 0 {
 			t.Error("a slewed correction left a suspicion or a step")
 		}
+	}
+}
+
+// A reference known only to within its slow reply moves the clock no further than it must: what it says of the
+// rest may be as wrong as that.
+func TestAVagueReferenceMovesLittle(t *testing.T) {
+	for _, off := range []time.Duration{870 * time.Millisecond, -870 * time.Millisecond} {
+		o := machine(false)
+		c := window.NewClock(o, window.Mark{}, window.ClockOptions{NoKernelReference: true})
+		c.Now()
+		c.Correct(window.FromTime(noon.Add(off)), 850*time.Millisecond)
+		o.pass(time.Minute)
+		expectT(t, off.String(), c.Now(), noon.Add(time.Minute+off/87*2))
 	}
 }
 

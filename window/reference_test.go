@@ -13,7 +13,7 @@ func TestAFedReferenceAges(t *testing.T) {
 		t.Fatalf("before any reference: %v", q)
 	}
 	c.Correct(FromTime(o.wall).Add(3*time.Second), 5*time.Millisecond)
-	if r := c.Now(); r.Quality != Synced || r.T != FromTime(o.wall)+3000 {
+	if r := c.Now(); r.Quality != Synced || r.T != FromTime(o.wall)+3000-5 {
 		t.Fatalf("after a reference: %v %v", r.Quality, r.T)
 	}
 	o.pass(referenceAge)

@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"encoding/base64"
+	"encoding/hex"
 	"io/fs"
 	"net/http"
 	"os"
@@ -16,14 +18,27 @@ import (
 // secrets are texts that may stand nowhere but in the live events of a client that is there.
 type secrets map[string]string // what it is, the text
 
-// search says where a text is found.
+// search says where a text is found, as it is or in one of its other forms.
 func (s secrets) search(t *testing.T, where string, data []byte) {
 	t.Helper()
 	for what, text := range s {
-		if i := bytes.Index(data, []byte(text)); i >= 0 {
-			t.Errorf("%s holds %s: …%q…", where, what, data[max(0, i-60):min(len(data), i+len(text)+20)])
+		for _, form := range forms(text) {
+			if i := bytes.Index(data, []byte(form)); i >= 0 {
+				t.Errorf("%s holds %s: …%q…", where, what, data[max(0, i-60):min(len(data), i+len(form)+20)])
+			}
 		}
 	}
+}
+
+// forms are the ways in which a text could stand in a file: as it is, in hexadecimal digits, in base64 at any
+// place.
+func forms(text string) []string {
+	out := []string{text, hex.EncodeToString([]byte(text)), strings.ToUpper(hex.EncodeToString([]byte(text)))}
+	for lead := range 3 {
+		b := base64.StdEncoding.EncodeToString([]byte(strings.Repeat("-", lead) + text))
+		out = append(out, b[(lead*8+5)/6:(lead+len(text))*8/6]) // the digits that the text alone decides
+	}
+	return out
 }
 
 // searchFolder looks into every file, as grep -a does.
@@ -124,6 +139,9 @@ func TestNothingLeaks(t *testing.T) {
 			t.Errorf("label event %s", e.Data)
 		}
 		token[deref(e.RxToken)] = true
+		if e = g.expect("accepted", matrix(bottleGTIN, "CANARYSERIAL78", "CANARYLOT")); !token[deref(e.RxToken)] {
+			t.Errorf("event %s", e.Data)
+		}
 		if e = g.expect("unknown", opaque); deref(e.Text) != opaque || e.Redacted {
 			t.Errorf("unknown event %s", e.Data)
 		}
@@ -160,7 +178,7 @@ func TestNothingLeaks(t *testing.T) {
 		t.Errorf("tokens of one label: %v", token)
 	}
 	look()
-	if r := h.Call(t, "spool", "export"); r.Code != 0 || strings.Count(r.Stdout, "\n") != 9 {
+	if r := h.Call(t, "spool", "export"); r.Code != 0 || strings.Count(r.Stdout, "\n") != 12 || strings.Count(r.Stdout, `"rx_token":"rx1.`) != 3 {
 		t.Errorf("spool export: %d %s%s", r.Code, r.Stdout, r.Stderr)
 	} else {
 		s.search(t, "spool export", []byte(r.Stdout))
@@ -186,8 +204,14 @@ func TestNothingLeaks(t *testing.T) {
 	release()
 	h.Start(t)
 	rows, _ := quiet(t, h)
-	if len(rows) != 6 {
-		t.Errorf("%d rows, want 6", len(rows))
+	linked := 0 // the scans behind the labels
+	for _, r := range rows {
+		if r.RxToken != nil && token[*r.RxToken] {
+			linked++
+		}
+	}
+	if len(rows) != 9 || linked != 3 {
+		t.Errorf("%d rows, %d of them with the label's token, want 9 and 3", len(rows), linked)
 	}
 	// A copy of the stream that is read later has the tokens, and nothing else of it.
 	copied := h.FollowFrom(t, begin)
@@ -216,6 +240,8 @@ func TestNothingLeaks(t *testing.T) {
 	look()
 	_, metrics := h.Ask(t, http.MethodGet, "/metrics", nil)
 	audit := h.Call(t, "audit", "export")
+	ledger := h.Call(t, "ledger", "export", "--format", "jsonl")
+	s.search(t, "ledger export", []byte(ledger.Stdout))
 	status := h.Call(t, "--json", "status")
 	for what, out := range map[string][]byte{"/metrics": metrics, "audit export": []byte(audit.Stdout + audit.Stderr), "status": []byte(status.Stdout)} {
 		if len(out) < 200 {

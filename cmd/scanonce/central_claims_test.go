@@ -82,8 +82,8 @@ func TestCentralClaimsLost(t *testing.T) {
 
 func claimsLost(t *testing.T, c *central, second stores, lose func(), reasons ...string) {
 	t.Helper()
-	a := listen(t, c.stores(), testenv.Setup{})
-	b := listen(t, second, testenv.Setup{})
+	a := listen(t, c.stores(), longWindow())
+	b := listen(t, second, longWindow())
 	a.g.committed(a.g.expect("accepted", matrix(ciiGTIN, "WARM-A", "A1207")).EventID)
 	if c.redis.Addr != second.redis {
 		b.h.Await(t, "ONLINE", waitOnline)
@@ -104,15 +104,22 @@ func claimsLost(t *testing.T, c *central, second stores, lose func(), reasons ..
 	}
 }
 
+// longWidth is a window in which much happens on a busy machine too.
+const longWidth = 10 * time.Second
+
+func longWindow() testenv.Setup {
+	return testenv.Setup{Sections: fmt.Sprintf("[window.dispense]\nwidth = %q\n", longWidth)}
+}
+
 // oneWindow scans a label at one workstation and, after what happens between, at another, well inside of one
-// window of a dispense.
+// long window.
 func oneWindow(t testing.TB, label string, a, b *gun, between func(first testenv.Event)) (first, second testenv.Event) {
 	t.Helper()
-	until(t, boundaryAfter(3*time.Second, 0).Add(600*time.Millisecond))
+	until(t, boundaryAfter(longWidth, 0).Add(600*time.Millisecond))
 	first = a.expect("accepted", label)
 	between(first)
 	second = b.expect("accepted", label)
-	if first.CapturedAt.UnixMilli()/3000 != second.CapturedAt.UnixMilli()/3000 {
+	if first.CapturedAt.Truncate(longWidth) != second.CapturedAt.Truncate(longWidth) {
 		t.Fatalf("the machine is too slow: %v lie between two scans", second.CapturedAt.Sub(first.CapturedAt))
 	}
 	return first, second
@@ -122,10 +129,10 @@ func oneWindow(t testing.TB, label string, a, b *gun, between func(first testenv
 func TestCentralOnlyTheLedgerKnows(t *testing.T) {
 	t.Parallel()
 	c := newCentral(t)
-	h, p, st, g := c.bench(t, testenv.Setup{})
-	fresh := program.NewHome(t, c.stores().in(testenv.Setup{}))
+	h, p, st, g := c.bench(t, longWindow())
+	fresh := program.NewHome(t, c.stores().in(longWindow()))
 	label := matrix(bottleGTIN, "KNOWN", "A1207")
-	until(t, boundaryAfter(3*time.Second, 0).Add(550*time.Millisecond))
+	until(t, boundaryAfter(longWidth, 0).Add(550*time.Millisecond))
 	first := g.expect("accepted", label)
 	g.committed(first.EventID)
 	p.Kill()
@@ -138,7 +145,7 @@ func TestCentralOnlyTheLedgerKnows(t *testing.T) {
 	st = fresh.Follow(t)
 	g = plug(t, fresh, st, "SCN-04")
 	echo := g.expect("accepted", label)
-	if first.CapturedAt.UnixMilli()/3000 != echo.CapturedAt.UnixMilli()/3000 {
+	if first.CapturedAt.Truncate(longWidth) != echo.CapturedAt.Truncate(longWidth) {
 		t.Fatalf("the machine is too slow: %v lie between two scans", echo.CapturedAt.Sub(first.CapturedAt))
 	}
 	o, _ := st.Wait(t, 0, "the outcome", func(e *testenv.Event) bool { return e.Kind == "committed" || e.Kind == "duplicate" })
@@ -177,28 +184,24 @@ func TestCentralClaimsAway(t *testing.T) {
 			g.committed(plain.EventID)
 			c.claims.Set(t, mode)
 			first := g.expect("accepted", matrix(bottleGTIN, "FIRST", "A1207"))
-			typed := time.Now()
-			g.committed(first.EventID)
-			if took := time.Since(typed); took > 3*time.Second {
-				t.Errorf("the scan that found out took %v", took)
-			}
+			testenv.Within(t, "the row of the scan that found out", 3*time.Second, func() { g.committed(first.EventID) })
 			st.Wait(t, 0, "the alarm", alarm("store_unreachable", true))
-			var took []time.Duration
+			var took []testenv.Took
 			var away []testenv.Event
 			for i := range 50 {
-				typed := time.Now()
+				w := testenv.NewWatch(t)
 				e := g.expect("accepted", matrix(bottleGTIN, fmt.Sprintf("AWAY%d", i), "A1207"))
 				if !*e.Online {
 					t.Errorf("the ledger is there, and a scan is told as %s", e.Data)
 				}
 				g.committed(e.EventID)
-				took = append(took, time.Since(typed))
+				took = append(took, w.Stop())
 				away = append(away, e)
 			}
-			slices.Sort(took)
-			t.Logf("a row after %v in the median, %v at most", took[len(took)/2], took[len(took)-1])
-			if took[len(took)/2] > 100*time.Millisecond {
-				t.Errorf("rows take %v in the median while the claims are away", took[len(took)/2])
+			own := testenv.Own(took, answerTime)
+			t.Logf("without what the machine was late, a row after %v in the median, %v at most", own[len(own)/2], own[len(own)-1])
+			if own[len(own)/2] > answerTime {
+				t.Errorf("rows take %v in the median while the claims are away: %v", own[len(own)/2], took)
 			}
 			if s := h.Status(t); s.State != "ONLINE" || s.Alarm("store_unreachable") == nil {
 				t.Errorf("status %+v", s)
@@ -206,12 +209,10 @@ func TestCentralClaimsAway(t *testing.T) {
 			if r := h.Call(t, "status"); r.Code != 0 {
 				t.Errorf("status ends with %d: nobody need come", r.Code)
 			}
-			returned := time.Now()
+			w := testenv.NewWatch(t)
 			c.claims.Set(t, testenv.Pass)
 			st.Wait(t, 0, "the end of the alarm", alarm("store_unreachable", false))
-			if took := time.Since(returned); took > 5500*time.Millisecond {
-				t.Errorf("claims are made again after %v, want 5 s", took)
-			}
+			w.Within(t, "the way back to claims", usedAgain)
 			back := g.expect("accepted", matrix(bottleGTIN, "BACK", "A1207"))
 			g.committed(back.EventID)
 			if c.claimed(back.Key) != back.EventID {
@@ -243,22 +244,25 @@ func TestCentralDestroyedHolder(t *testing.T) {
 	own := testenv.NewProxy(t, c.pg.Addr())
 	s := c.stores()
 	s.dsn = c.pg.DSNAt(own.Addr(), testenv.PostgresLogin, c.db)
-	a, b := listen(t, s, testenv.Setup{}), listen(t, c.stores(), testenv.Setup{})
+	a, b := listen(t, s, longWindow()), listen(t, c.stores(), longWindow())
 	a.g.committed(a.g.expect("accepted", matrix(ciiGTIN, "WARM-A", "A1207")).EventID)
 	b.g.committed(b.g.expect("accepted", matrix(ciiGTIN, "WARM-B", "A1207")).EventID)
+	// Nothing of before waits for the ledger when the scan comes.
+	c.await(t, "both chains", func() bool { return c.count(t, "SELECT count(DISTINCT agent_id) FROM scan_audit_chain") == 2 })
 	own.Set(t, testenv.BlackHole)
-	var claimed time.Time
+	var claimed *testenv.Watch
 	first, second := oneWindow(t, matrix(bottleGTIN, "HELD", "A1207"), a.g, b.g, func(first testenv.Event) {
 		c.redis.WaitFor("the claim", func() bool { return c.claimed(first.Key) == first.EventID })
-		claimed = time.Now()
+		claimed = testenv.NewWatch(t)
 		a.p.Kill()
 		if err := os.RemoveAll(a.h.State); err != nil {
 			t.Error(err)
 		}
 	})
 	o := b.outcome(t, second.EventID)
-	if took := time.Since(claimed); o.Kind != "committed" || o.Key != first.Key || took > 10*time.Second {
-		t.Errorf("after %v the other workstation is told %s", took, o.Data)
+	claimed.Within(t, "the row of the other workstation", 10*time.Second)
+	if o.Kind != "committed" || o.Key != first.Key {
+		t.Errorf("the other workstation is told %s", o.Data)
 	}
 	if c.claimed(first.Key) != first.EventID {
 		t.Error("the claim expired meanwhile: this proves little")
@@ -298,13 +302,11 @@ func TestCentralSplitClaims(t *testing.T) {
 	}
 	until(t, boundary.Add(-100*time.Millisecond))
 	label := matrix(bottleGTIN, "", lot)
-	typed := time.Now()
+	w := testenv.NewWatch(t)
 	first := a.g.expect("accepted", label)
 	second := b.g.expect("accepted", label)
 	x, y := a.outcome(t, first.EventID), b.outcome(t, second.EventID)
-	if took := time.Since(typed); took > 10*time.Second {
-		t.Errorf("settled after %v", took)
-	}
+	w.Within(t, "the settlement", 10*time.Second)
 	if x.Kind == y.Kind || x.Key != y.Key {
 		t.Errorf("told %s and %s, want one row", x.Data, y.Data)
 	}
@@ -321,7 +323,7 @@ func TestCentralSplitClaims(t *testing.T) {
 func TestCentralEviction(t *testing.T) {
 	t.Parallel()
 	c := newCentral(t, "--maxmemory-policy", "volatile-ttl")
-	a, b := listen(t, c.stores(), testenv.Setup{}), listen(t, c.stores(), testenv.Setup{})
+	a, b := listen(t, c.stores(), wideWindow()), listen(t, c.stores(), wideWindow())
 	info := func(section, name string) int {
 		t.Helper()
 		for _, l := range strings.Split(fmt.Sprint(c.redis.Do("INFO", section)), "\r\n") {
@@ -357,6 +359,7 @@ func TestCentralEviction(t *testing.T) {
 
 	// The seed's way: each item once more, a moment later. There are more of them than the memory holds.
 	d := newSeed(t, c)
+	c.redis.Do("CONFIG", "SET", "maxmemory", info("memory", "used_memory")+40<<10) // connections have taken their part
 	const many = 3000
 	won := 0
 	for range 2 {
@@ -371,8 +374,18 @@ func TestCentralEviction(t *testing.T) {
 	}
 }
 
-// together scans each label at all the workstations at nearly the same moment, some labels ahead of the
-// answers.
+// wideGuard is how far apart workstations may hear one scan in a test that is not about that, on a busy machine.
+const (
+	wideGuard = 5 * time.Second
+	wideWidth = 4 * wideGuard
+)
+
+func wideWindow() testenv.Setup {
+	return testenv.Setup{Sections: fmt.Sprintf("[window.dispense]\nwidth = %q\nguard = %q\n", wideWidth, wideGuard)}
+}
+
+// together scans each label at all the workstations, which have a wide guard, at nearly the same moment, some labels
+// ahead of the answers.
 func together(t testing.TB, labels []string, ahead int, at ...*listener) {
 	t.Helper()
 	for some := range slices.Chunk(labels, ahead) {
@@ -392,7 +405,7 @@ func together(t testing.TB, labels []string, ahead int, at ...*listener) {
 				}
 				if n == 0 {
 					captured[i] = e.CapturedAt
-				} else if gap := e.CapturedAt.Sub(captured[i]).Abs(); gap > 500*time.Millisecond {
+				} else if gap := e.CapturedAt.Sub(captured[i]).Abs(); gap > wideGuard {
 					t.Fatalf("the machine is too slow: two workstations heard a scan %v apart", gap)
 				}
 			}

@@ -140,7 +140,7 @@ func TestCentralSharedScanner(t *testing.T) {
 					straddles++
 				}
 			}
-			if late > total/10 {
+			if late > total/2 {
 				t.Fatalf("the machine is too slow: %d of %d movements were heard too far apart", late, total)
 			}
 			reasons := map[string]int{}
@@ -185,7 +185,10 @@ func sleepUntil(ctx context.Context, at time.Time) error {
 // of them replay at once.
 func TestCentralSameBacklog(t *testing.T) {
 	t.Parallel()
-	const items = 5000
+	items := 5000
+	if testenv.Race { // make test has all of them without the race detector
+		items = 2000
+	}
 	c := newCentral(t)
 	c.mode(t, testenv.Refuse)
 	s := c.stores()
@@ -194,14 +197,14 @@ func TestCentralSameBacklog(t *testing.T) {
 	others.Set(t, testenv.Refuse)
 	bs := s
 	bs.dsn = c.pg.DSNAt(others.Addr(), testenv.PostgresLogin, c.db)
-	a, b := listen(t, s, testenv.Setup{}), listen(t, bs, testenv.Setup{})
+	a, b := listen(t, s, wideWindow()), listen(t, bs, wideWindow())
 	var labels []string
 	for i := range items {
 		labels = append(labels, matrix(bottleGTIN, fmt.Sprintf("SAME%05d", i), "A1207"))
 	}
 	together(t, labels, 25, a, b)
 	a.p.Stop(t)
-	clone := program.NewHome(t, s.in(testenv.Setup{Scanner: shared}))
+	clone := program.NewHome(t, s.in(testenv.Setup{Scanner: shared, Sections: wideWindow().Sections}))
 	clone.CopyState(t, a.h)
 	a.h.Start(t)
 	clone.Start(t)
@@ -226,7 +229,7 @@ func TestCentralSameBacklog(t *testing.T) {
 		}
 	}
 	t.Logf("committed: %d, its copy %d, the other %d", counts[0].Committed, counts[1].Committed, counts[2].Committed)
-	if counts[0] != counts[1] || counts[0].Committed+counts[2].Committed != items || counts[0].Committed+counts[0].Suppressed != items {
+	if counts[0] != counts[1] || counts[0].Committed+counts[2].Committed != int64(items) || counts[0].Committed+counts[0].Suppressed != int64(items) {
 		t.Errorf("counts %+v", counts)
 	}
 	if counts[0].Committed == 0 || counts[2].Committed == 0 {

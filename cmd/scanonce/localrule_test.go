@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"net/http"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -49,6 +50,7 @@ func TestStraddles(t *testing.T) {
 			for _, id := range ids[1:] {
 				guns = append(guns, plug(t, h, st, id))
 			}
+			var slow, apart atomic.Int64 // pairs that were no bounce: told as one all the same, or not
 			total, straddled := 0, make(chan bool, len(guns)*c.rounds)
 			t.Run("phases", func(t *testing.T) {
 				for i, g := range guns {
@@ -57,12 +59,12 @@ func TestStraddles(t *testing.T) {
 					t.Run(fmt.Sprintf("%v and %v", p.before, p.behind), func(t *testing.T) {
 						t.Parallel()
 						g.t = t
-						for round := range c.rounds {
+						for round, tried := 0, 0; round < c.rounds; tried++ {
 							if c.mode != "" {
 								g.expect("mode", c.mode)
 								pace(t, 500*time.Millisecond) // the command's own echo is over
 							}
-							label := matrix(bottleGTIN, "", fmt.Sprintf("S%dR%d", i, round))
+							label := matrix(bottleGTIN, "", fmt.Sprintf("S%dR%d", i, tried))
 							boundary := boundaryAfter(c.width, p.before+50*time.Millisecond)
 							until(t, boundary.Add(-p.before))
 							if err := g.Type(label); err != nil {
@@ -73,12 +75,18 @@ func TestStraddles(t *testing.T) {
 								t.Fatal(err)
 							}
 							a, b := g.answer(), g.answer()
-							g.tone("G")
 							gap := b.CapturedAt.Sub(a.CapturedAt)
-							if gap >= c.width {
-								t.Fatalf("the machine was too slow: %v between the transmissions", gap)
+							if gap >= c.width && a.Kind == "accepted" && tried < 50 { // the machine was too slow, and this is no bounce
+								g.tone(map[string]string{"accepted": "GG", "duplicate": "GD"}[b.Kind])
+								if b.Kind == "accepted" {
+									apart.Add(1)
+								} else {
+									slow.Add(1)
+								}
+								continue
 							}
-							g.tone("D")
+							round++
+							g.tone("GD")
 							if a.Kind != "accepted" || b.Kind != "duplicate" || b.DuplicateOf != a.EventID || b.Key != a.Key {
 								t.Errorf("%v apart, the answers are %s and %s", gap, a.Data, b.Data)
 							}
@@ -96,8 +104,8 @@ func TestStraddles(t *testing.T) {
 				}
 			}
 			rows, lines := quiet(t, h)
-			if len(rows) != total || len(linesOf(lines, "suppressed")) != total {
-				t.Errorf("%d rows and %d suppressed lines for %d movements", len(rows), len(linesOf(lines, "suppressed")), total)
+			if s, a := int(slow.Load()), int(apart.Load()); len(rows) != total+s+2*a || len(linesOf(lines, "suppressed")) != total+s {
+				t.Errorf("%d rows and %d suppressed lines for %d movements, and %d and %d that were too slow", len(rows), len(linesOf(lines, "suppressed")), total, s, a)
 			}
 			if n < total*3/4 {
 				t.Errorf("only %d of %d pairs lay over a boundary", n, total)
@@ -146,7 +154,7 @@ func TestRestartBetweenScanAndBounce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			stalled(t, func(t *testing.T) bool {
-				h, p, st, g := bench(t, testenv.Setup{})
+				h, p, st, g := bench(t, longWindow())
 				defer func() { p.Kill() }()
 				// Not the first record of its scanner nor the last before the stop, so that no doubt about the
 				// last one helps.
@@ -166,7 +174,7 @@ func TestRestartBetweenScanAndBounce(t *testing.T) {
 				p = h.Start(t)
 				g.reading()
 				b := g.scan(matrix(bottleGTIN, "X1", "A1207"))
-				if b.CapturedAt.Sub(a.CapturedAt) >= 3*time.Second {
+				if b.CapturedAt.Sub(a.CapturedAt) >= longWidth {
 					return false
 				}
 				if b.Kind != "duplicate" || b.DuplicateOf != a.EventID || b.Key != a.Key || b.Reason != "bounce" {
@@ -208,6 +216,25 @@ func TestInDoubt(t *testing.T) {
 		rows, lines := quiet(t, h)
 		if sup := linesOf(lines, "suppressed"); len(rows) != 2 || len(sup) != 2 || deref(sup[0].Reason) != "in_doubt" && deref(sup[1].Reason) != "in_doubt" {
 			t.Errorf("%d rows, suppressed %+v", len(rows), sup)
+		}
+	})
+	t.Run("the rest of an echo first", func(t *testing.T) {
+		t.Parallel()
+		for rest, answer := range map[string]string{"21SN0001\x1d17271130\x1d10A1207": "unknown", "207": "unknown", "]d201003": "rejected"} {
+			h, p, st, g := bench(t, testenv.Setup{})
+			a := g.expect("accepted", bottle)
+			p.Kill()
+			g.pos = st.Len()
+			h.Start(t)
+			g.reading()
+			g.expect(answer, rest)
+			until(t, a.CapturedAt.Add(3200*time.Millisecond))
+			if b := g.expect("duplicate", bottle); b.Reason != "in_doubt" || b.DuplicateOf != a.EventID {
+				t.Errorf("%q: duplicate %s", rest, b.Data)
+			}
+			if rows, _ := quiet(t, h); len(rows) != 1 {
+				t.Errorf("%q: %d rows, want 1", rest, len(rows))
+			}
 		}
 	})
 	t.Run("another item first", func(t *testing.T) {

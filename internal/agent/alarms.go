@@ -20,12 +20,24 @@ const (
 	alarmClaims       = "store_unreachable" // of the claims: the ledger decides alone
 	alarmClaimsConfig = "claims_config"
 	alarmLedgerConfig = "ledger_config"
+	alarmLedgerLost   = "ledger_lost"
+	alarmClaimState   = "claimstate_config"
+	alarmCases        = "pa_config"
+	alarmClaimsLost   = "claimstate_lost" // the agent's own file; until a person has acted
+	alarmCasesLost    = "pa_lost"         // likewise
+	alarmConflict     = "conflict"
+	alarmJournal      = "journal" // what became of operations cannot be kept
 	alarmQuarantined  = "quarantine"
+	alarmBatch        = "batch_held"
 	alarmClock        = "clock_step"
-	alarmNDC          = "ndc_directory"
+	alarmNDC          = "ndc_directory" // the configured one is missing, unreadable or damaged
+	alarmNDCStale     = "ndc_stale"
 	alarmEvents       = "event_log"
 	alarmAPI          = "local_interface"
-	alarmDevice       = "device_absent" // with ":" and the scanner's id as the key
+	alarmSpoolDamage  = "spool_damage"
+	alarmStateDamage  = "spool_damage:state" // until the next start
+	alarmSpoolOlder   = "spool_older"        // a backup was put back
+	alarmDevice       = "device_absent"      // with ":" and the scanner's id as the key
 )
 
 // alarms holds the states that need somebody to know.

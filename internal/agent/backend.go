@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"scanonce/internal/api"
 	"scanonce/internal/session"
 	"scanonce/spool"
+	"scanonce/sync/claimstate"
 	"scanonce/sync/forward"
 	"scanonce/window"
 )
@@ -63,7 +65,10 @@ func (a *agent) Status(ctx context.Context) (api.Status, error) {
 	scanners := <-told
 	for i := range scanners {
 		base, _, _ := strings.Cut(scanners[i].ID, "/")
-		scanners[i].State = string(a.fleet.state(base))
+		if scanners[i].State == "" {
+			scanners[i].State = string(a.fleet.state(base))
+		}
+		scanners[i].Ambiguous = a.fleet.ambiguous(base)
 	}
 	now := a.clock.Now()
 	t, _, ndc := a.pipe.snapshot()
@@ -73,11 +78,11 @@ func (a *agent) Status(ctx context.Context) (api.Status, error) {
 		State: string(a.forward.Stats().Link), Accepting: st.Accepting,
 		Spool: api.SpoolStatus{Epoch: st.Epoch, Records: st.Unsettled, MaxRecords: st.MaxRecords, Bytes: st.Bytes, MaxBytes: st.MaxBytes,
 			Fill: min(1, st.Fill()), OldestAgeMS: age(now.T, st.Oldest), Quarantined: st.Quarantined, Segments: st.Segments},
-		Stores: a.stores(),
-		Clock:  api.ClockStatus{Quality: now.Quality, OffsetMS: float64(clock.Offset.Microseconds()) / 1e3, ErrorMS: float64(clock.Error.Microseconds()) / 1e3},
-		NDC:    ndc,
+		Stores: a.stores(), Operations: api.PendingStatus{Pending: a.spool.Journal().Pending(), OldestAgeMS: age(now.T, a.spool.Journal().Oldest())},
+		Clock: api.ClockStatus{Quality: now.Quality, OffsetMS: float64(clock.Offset.Microseconds()) / 1e3, ErrorMS: float64(clock.Error.Microseconds()) / 1e3},
+		NDC:   ndc.status(),
 		Counts: api.Counts{Captured: st.Captured, Committed: st.Committed, Suppressed: st.Suppressed, Pending: st.Pending, Held: st.Held,
-			Quarantined: st.Quarantined, Unaccounted: st.Unaccounted},
+			Quarantined: st.Quarantined, Discarded: st.Discarded, Unaccounted: st.Unaccounted},
 		Frames: api.Frames{Frames: t.frames, Captured: t.captured, NotAccepted: t.notAccepted, Rejected: t.rejected, Control: t.control,
 			Voided: t.voided, InFlight: t.inFlight},
 		Scanners: scanners, Alarms: a.alarms.list(),
@@ -87,12 +92,32 @@ func (a *agent) Status(ctx context.Context) (api.Status, error) {
 // stores tells of the stores that are not embedded.
 func (a *agent) stores() (s api.Stores) {
 	fs := a.forward.Stats()
-	if a.cfg.Claim.Backend == "redis" {
-		s.Redis = storeStatus(fs.ClaimsCause, fs.ClaimsSince)
+	claims, claimsSince := a.courier.Down(forward.Claims)
+	cases, casesSince := a.courier.Down(forward.Cases)
+	// What a store is used for may fail by itself: then it is not all right.
+	tell := func(at **api.StoreStatus, used bool, cause error, since window.UTC) {
+		if used && (*at == nil || (*at).OK && cause != nil) {
+			*at = storeStatus(cause, since)
+		}
 	}
-	if a.cfg.Ledger.Backend == "postgres" {
-		s.Postgres = storeStatus(fs.Cause, fs.Since)
+	state := a.cfg.ClaimState.Backend
+	ofClaims := func(store string) (error, window.UTC) {
+		cause := claims
+		if state == "split" { // each has its own failures
+			cause = claimstate.Blame(claims, store)
+		}
+		if cause == nil && claims != nil {
+			return nil, 0
+		}
+		return cause, claimsSince
 	}
+	inRedis, inRedisSince := ofClaims(claimstate.InRedis)
+	inDynamo, inDynamoSince := ofClaims(claimstate.InDynamoDB)
+	tell(&s.Redis, a.cfg.Claim.Backend == "redis", fs.ClaimsCause, fs.ClaimsSince)
+	tell(&s.Redis, state == "redis" || state == "split", inRedis, inRedisSince)
+	tell(&s.Postgres, a.cfg.Ledger.Backend == "postgres", fs.Cause, fs.Since)
+	tell(&s.Postgres, a.cfg.PA.Backend == "postgres", cases, casesSince)
+	tell(&s.DynamoDB, state == "dynamodb" || state == "split", inDynamo, inDynamoSince)
 	return s
 }
 
@@ -105,12 +130,65 @@ func storeStatus(cause error, since window.UTC) *api.StoreStatus {
 	return st
 }
 
+// Journaled tells that what became of operations is kept, or why it cannot be; see forward.CourierListener.
+func (a *agent) Journaled(cause error) {
+	if cause == nil {
+		a.alarms.clear(alarmJournal)
+		a.watchConflicts()
+		return
+	}
+	hint := "check the disk under the state folder"
+	if spool.IsNoSpace(cause) {
+		hint = hintDiskFull
+	}
+	a.log.Error("cannot keep what became of queued operations; it is tried again", "error", cause)
+	a.alarms.set(alarmJournal, "cannot keep what became of queued operations: "+cause.Error(), hint)
+}
+
+// watchConflicts keeps the alarm about conflicts as it should be.
+func (a *agent) watchConflicts() {
+	n, dropped := a.spool.Journal().ConflictCounts()
+	more := ""
+	if dropped > 0 {
+		more = fmt.Sprintf(", and %d older ones that the list has no room for", dropped)
+	}
+	if before := a.dropped.Swap(int64(dropped)); int64(dropped) > before {
+		a.log.Warn("the list of conflicts is full; the oldest are dropped from it", "dropped", int64(dropped)-before, "in_all", dropped)
+	}
+	if n > 0 {
+		a.alarms.set(alarmConflict, fmt.Sprintf("operations on claims or cases that could not be carried out: %d%s", n, more),
+			"see scanonce conflicts; once each is seen to, take it off the list with scanonce conflicts --resolve OP_ID --by NAME")
+	} else {
+		a.alarms.clear(alarmConflict)
+	}
+}
+
+// PendingOperations lists the operations that wait for a store; see api.Reader.
+func (a *agent) PendingOperations(ctx context.Context, yield func(api.PendingOperation) error) error {
+	return a.stored().PendingOperations(ctx, yield)
+}
+
+func (s stored) PendingOperations(_ context.Context, yield func(api.PendingOperation) error) error {
+	if s.spool == nil {
+		return nil
+	}
+	for _, w := range forward.WaitingOf(s.spool.Journal()) {
+		if err := yield(api.PendingOperation{OpID: w.ID.String(), Kind: w.Kind, ID: w.Target, At: w.At}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // scannerStatus belongs to the pipeline's goroutine.
 func (p *pipeline) scannerStatus(at window.Reading) []api.ScannerStatus {
 	out := make([]api.ScannerStatus, 0, len(p.scanners))
 	for _, s := range p.scanners {
 		typ, quantity := s.session.Current(at.Boot)
 		st := api.ScannerStatus{ID: s.id, ScanType: typ, Quantity: quantity, RevertsAt: revertsAt(s, at)}
+		if s.api {
+			st.State = stateAPI
+		}
 		if s.lastScan != 0 {
 			last := s.lastScan
 			st.LastScanAt = &last
@@ -125,6 +203,9 @@ func (p *pipeline) scannerStatus(at window.Reading) []api.ScannerStatus {
 // belongs to the pipeline's goroutine.
 func (p *pipeline) at(id string) (*scanner, error) {
 	if s := p.scanners[id]; s != nil {
+		return s, nil
+	}
+	if s := p.scanners[p.a.id+"/"+id]; s != nil && s.api {
 		return s, nil
 	}
 	if base, address, ok := strings.Cut(id, "/"); ok {

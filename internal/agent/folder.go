@@ -16,6 +16,7 @@ import (
 	"github.com/google/renameio/v2"
 
 	"scanonce/internal/config"
+	"scanonce/spool"
 )
 
 // openFolder makes the state folder, mode 0700, and takes its lock for as long as the result is open.
@@ -66,40 +67,53 @@ type identityFile struct {
 	AgentID string `json:"agent_id"`
 }
 
-// agentID is the configured id, or the one made at the first start and kept in agent.json.
-func agentID(dir, configured string) (string, error) {
-	path := filepath.Join(dir, "agent.json")
-	var kept identityFile
+// agentID is the configured id, or the one that is kept in agent.json. Without either it is the one to which the spool
+// belongs, or else a new one. kept says that agent.json has it: the spool was in use before.
+func agentID(dir, configured string) (id string, kept bool, err error) {
+	path := identityPath(dir)
+	var file identityFile
 	b, err := os.ReadFile(path)
 	switch {
 	case err == nil:
-		if err := json.Unmarshal(b, &kept); err != nil || kept.AgentID == "" {
-			return "", &ExitError{Code: ExitState, Kind: "agent_id", Detail: fmt.Sprintf("cannot read the agent's id from %s", path),
-				Hint: "put the file back from a copy, or set agent.agent_id to the id that the spool's sidecar names"}
+		if err := json.Unmarshal(b, &file); err != nil || file.AgentID == "" {
+			hint := "put the file back from a copy, or set agent.agent_id to the id that the agent had"
+			if owner := spool.Owner(filepath.Join(dir, "spool")); owner != "" {
+				hint = fmt.Sprintf("write {\"agent_id\":%q} into it: the spool belongs to that agent", owner)
+			}
+			return "", false, &ExitError{Code: ExitState, Kind: "agent_id", Detail: fmt.Sprintf("cannot read the agent's id from %s", path), Hint: hint}
 		}
 	case !errors.Is(err, fs.ErrNotExist):
-		return "", stateError(dir, fmt.Errorf("cannot read %s: %w", path, err))
+		return "", false, stateError(dir, fmt.Errorf("cannot read %s: %w", path, err))
 	}
 	switch {
-	case configured != "" && kept.AgentID != "" && configured != kept.AgentID:
-		return "", &ExitError{Code: ExitState, Kind: "agent_id", Detail: fmt.Sprintf("cannot use agent id %s: this state folder belongs to agent %s", configured, kept.AgentID),
-			Hint: fmt.Sprintf("set agent.agent_id = %q, or give this agent a state folder of its own", kept.AgentID)}
-	case kept.AgentID != "":
-		return kept.AgentID, nil
+	case configured != "" && file.AgentID != "" && configured != file.AgentID:
+		return "", false, &ExitError{Code: ExitState, Kind: "agent_id", Detail: fmt.Sprintf("cannot use agent id %s: this state folder belongs to agent %s", configured, file.AgentID),
+			Hint: fmt.Sprintf("set agent.agent_id = %q, or give this agent a state folder of its own", file.AgentID)}
+	case file.AgentID != "":
+		return file.AgentID, true, nil
 	case configured != "":
-		kept.AgentID = configured
-	default:
+		return configured, false, nil
+	}
+	if id = spool.Owner(filepath.Join(dir, "spool")); id == "" {
 		var r [8]byte
 		rand.Read(r[:])
-		kept.AgentID = "agent-" + hex.EncodeToString(r[:])
+		id = "agent-" + hex.EncodeToString(r[:])
 	}
-	if b, err = json.Marshal(kept); err == nil {
-		err = renameio.WriteFile(path, append(b, '\n'), 0o600)
+	return id, false, nil
+}
+
+func identityPath(dir string) string { return filepath.Join(dir, "agent.json") }
+
+// keepID writes agent.json, once the spool has been opened with the id.
+func keepID(dir, id string) error {
+	b, err := json.Marshal(identityFile{id})
+	if err == nil {
+		err = renameio.WriteFile(identityPath(dir), append(b, '\n'), 0o600)
 	}
 	if err != nil {
-		return "", stateError(dir, fmt.Errorf("cannot write %s: %w", path, err))
+		return stateError(dir, fmt.Errorf("cannot write %s: %w", identityPath(dir), err))
 	}
-	return kept.AgentID, nil
+	return nil
 }
 
 // apiToken reads the token for the loopback listener; the agent's own file is made if it is missing.

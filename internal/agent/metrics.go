@@ -18,9 +18,9 @@ import (
 type metrics struct {
 	registry *prometheus.Registry
 
-	frames, rejected, notAccepted, voided, suppressed *prometheus.CounterVec
-	captured, committed, control                      prometheus.Counter
-	accept, commit                                    prometheus.Histogram
+	frames, rejected, notAccepted, voided, suppressed, batches *prometheus.CounterVec
+	captured, committed, control                               prometheus.Counter
+	accept, commit                                             prometheus.Histogram
 }
 
 func newMetrics(version string) *metrics {
@@ -48,6 +48,7 @@ func newMetrics(version string) *metrics {
 	m.notAccepted = vec("scans_not_accepted_total", "Scans that could not be made durable and were refused.", "reason")
 	m.control = one("scans_control_total", "Command barcodes, labels and unknown text.")
 	m.voided = vec("scans_voided_total", "Messages dropped unread.", "reason")
+	m.batches = vec("batches_total", "Runs of scans out of a scanner's memory; repeat tells those of which at least a part came before.", "repeat")
 	m.accept = hist("accept_seconds", "From a frame's last byte to its acceptance.")
 	m.commit = hist("commit_seconds", "From a frame's last byte to its row in the ledger.")
 	build := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "scanonce_build_info", Help: "The running build."}, []string{"version", "goversion"})
@@ -89,6 +90,7 @@ func (s *snapshot) Collect(ch chan<- prometheus.Metric) {
 	}
 	st, fs, clock, now := a.spool.Stats(), a.forward.Stats(), a.clock.Stats(), a.clock.Now()
 	gauge(float64(st.Pending), desc("scans_pending", "Captured scans without a final answer."))
+	gauge(float64(st.Held), desc("scans_held", "Captured scans of repeated batches that wait for a person."))
 	gauge(float64(st.Quarantined), desc("scans_quarantined", "Captured scans that the ledger refuses for good."))
 	for _, l := range []forward.Link{forward.Online, forward.Offline, forward.Reconciling} {
 		gauge(flag(fs.Link == l), desc("state", "How the agent stands with the ledger.", "state"), string(l))
@@ -97,11 +99,16 @@ func (s *snapshot) Collect(ch chan<- prometheus.Metric) {
 	gauge(float64(st.Bytes), desc("spool_bytes", "Bytes of the spool on disk."))
 	gauge(st.Fill(), desc("spool_fill_ratio", "How full the spool is, 0 to 1."))
 	gauge(float64(age(now.T, st.Oldest))/1e3, desc("spool_oldest_age_seconds", "Age of the oldest unsettled scan."))
-	for name, st := range map[string]*api.StoreStatus{"redis": a.stores().Redis, "postgres": a.stores().Postgres} {
+	stores := a.stores()
+	for name, st := range map[string]*api.StoreStatus{"redis": stores.Redis, "postgres": stores.Postgres, "dynamodb": stores.DynamoDB} {
 		if st != nil {
 			gauge(flag(st.OK), desc("store_up", "Whether the store answers.", "store"), name)
 		}
 	}
+	journal := a.spool.Journal()
+	conflicts, _ := journal.ConflictCounts()
+	gauge(float64(conflicts), desc("conflicts", "Queued operations on claims and cases that could not be carried out."))
+	gauge(float64(journal.Pending()), desc("operations_pending", "Operations on claims and cases that wait for a store."))
 	claims := desc("claims_total", "Answers to claims.", "result")
 	counter(float64(fs.Won), claims, "won")
 	counter(float64(fs.Held), claims, "held")
@@ -110,6 +117,8 @@ func (s *snapshot) Collect(ch chan<- prometheus.Metric) {
 	for _, d := range a.fleet.stats() {
 		gauge(flag(d.State == device.Reading), desc("device_up", "Whether the scanner is open.", "scanner"), d.Scanner)
 		counter(float64(d.Dropped), desc("frames_dropped_total", "Messages that found the queue full.", "scanner"), d.Scanner)
+		counter(float64(d.Lost), desc("device_reports_lost_total", "Reports of a HID scanner that were lost on their way; each voided its scan.", "scanner"), d.Scanner)
+		counter(float64(d.Crashes), desc("device_crashes_total", "Failures of the process that reads a HID scanner.", "scanner"), d.Scanner)
 	}
 	gauge(clock.Offset.Seconds(), desc("clock_offset_seconds", "Reference minus normalized time at the last comparison."))
 	for _, q := range []window.Quality{window.Synced, window.Holdover, window.Unsynced} {

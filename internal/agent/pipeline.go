@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
+	"io"
 	"slices"
 	"strings"
 	"sync"
@@ -13,7 +13,6 @@ import (
 	"scanonce/capture"
 	"scanonce/device"
 	"scanonce/idem"
-	"scanonce/internal/api"
 	"scanonce/internal/config"
 	"scanonce/internal/events"
 	"scanonce/internal/session"
@@ -27,7 +26,6 @@ const (
 	batchFrames = 512  // frames that one commit takes
 	toldKept    = 16   // told duplicates a scanner's "same again" may still name
 	toldFor     = time.Minute
-	documentGap = time.Second
 )
 
 // pipeline is the intake: frames and the user's acts, in the order of their coming, through one goroutine.
@@ -42,20 +40,22 @@ type pipeline struct {
 	cfg     *config.Config
 	decoder *capture.Decoder
 	scan    capture.Scan
-	secret  *rxSecret
+	secret  *capture.RxSecret
 	today   capture.Date
 	todayAt window.UTC // first instant of today
 	out     []outcome
 	saved   map[string]userState // of scanners, as it was before the batch
+	waits   bool                 // a repeated batch waits for a person, and no alarm says so yet
 	tight   bool                 // the spool was over its warning mark at the last turn
 	failing string               // the alarm of the last commit, if it failed
+	oldNDC  bool                 // an alarm says that the NDC directory is old
 
 	mu       sync.Mutex
 	scanners map[string]*scanner // by full id, gun address included
 	tally    tally
 	overflow []overflow
 	isReady  bool
-	ndc      *api.NDCStatus
+	ndc      ndcDirectory
 }
 
 // tally counts frames since the start of the process.
@@ -84,7 +84,8 @@ type scanner struct {
 
 	userState
 	burst    capture.Burst
-	document time.Duration // when the last frame of an identity document came
+	posts    capture.Burst // of what applications send, which has its own order
+	api      bool          // a name of an application's own, not of the configuration
 	told     []told        // newest last
 	toldLast idem.EventID  // the newest one, also once it is converted
 	lastScan window.UTC
@@ -98,6 +99,8 @@ type userState struct {
 		anchor  time.Duration
 		equal   time.Duration
 	}
+	accepted time.Duration // boottime of the last scan that was, 0 for none
+	past     pastLabel
 }
 
 // told is a duplicate that the user has been told of and may declare a movement of its own.
@@ -110,26 +113,14 @@ type told struct {
 func newPipeline(a *agent) (*pipeline, error) {
 	p := &pipeline{a: a, frames: make(chan device.Frame, queueFrames), calls: make(chan call), ready: make(chan struct{}),
 		scanners: map[string]*scanner{}, saved: map[string]userState{}}
-	return p, p.apply(a.cfg)
+	return p, p.apply(a.cfg, loadNDC(a.cfg.NDC.Directory, ndcDirectory{}))
 }
 
-// apply takes a configuration over. Sessions go on.
-func (p *pipeline) apply(cfg *config.Config) error {
-	dec := capture.DecoderConfig{}
+// apply takes a configuration over, with its NDC directory. Sessions go on.
+func (p *pipeline) apply(cfg *config.Config, ndc ndcDirectory) error {
+	dec := capture.DecoderConfig{Directory: ndc.list}
 	for _, r := range cfg.RxProfiles {
 		dec.Rx = append(dec.Rx, capture.RxProfile{Name: r.Name, Pattern: r.Pattern})
-	}
-	var ndc *api.NDCStatus
-	if path := cfg.NDC.Directory; path != "" {
-		dir, dated, err := loadDirectory(path)
-		if err != nil {
-			// Without it a scan is accepted with its candidates: nothing is lost.
-			p.a.alarms.set(alarmNDC, err.Error(), "write the directory with one hyphenated NDC a line, or take ndc.directory out; scans are accepted meanwhile, with their NDC undecided")
-		} else {
-			p.a.alarms.clear(alarmNDC)
-			dec.Directory = dir
-			ndc = &api.NDCStatus{Packages: dir.Len(), Dated: &dated}
-		}
 	}
 	decoder, err := capture.NewDecoder(dec)
 	if err != nil {
@@ -139,9 +130,12 @@ func (p *pipeline) apply(cfg *config.Config) error {
 	if err != nil {
 		return err
 	}
+	p.tellNDC(ndc)
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.tellSecret(cfg, secret)
 	p.cfg, p.decoder, p.secret, p.ndc = cfg, decoder, secret, ndc
+	p.a.spool.SetBatches(batchRule(cfg))
 	old := p.scanners
 	p.scanners = map[string]*scanner{}
 	for i := range cfg.Scanners {
@@ -149,7 +143,9 @@ func (p *pipeline) apply(cfg *config.Config) error {
 		p.scanners[c.ID] = p.adopt(old[c.ID], c.ID, c)
 	}
 	for id, s := range old {
-		if base, _, isGun := strings.Cut(id, "/"); isGun {
+		if s.api {
+			p.scanners[id] = p.adopt(s, id, s.cfg)
+		} else if base, _, isGun := strings.Cut(id, "/"); isGun {
 			if c := cfg.Scanner(base); c != nil && c.GunDigits > 0 {
 				p.scanners[id] = p.adopt(s, id, c)
 			}
@@ -159,7 +155,7 @@ func (p *pipeline) apply(cfg *config.Config) error {
 }
 
 func (p *pipeline) adopt(s *scanner, id string, c *config.Scanner) *scanner {
-	settings := session.Settings{Home: c.ScanType, Shared: c.Shared, ModeIdle: p.cfg.Counter.ModeIdle, QuantityTimeout: p.cfg.Counter.QuantityTimeout}
+	settings := session.Settings{Home: c.ScanType, Shared: c.Shared, ModeIdle: p.cfg.Counter.ModeIdle, QuantityTimeout: p.cfg.Counter.QuantityTimeout, RxContext: p.cfg.Counter.RxContext}
 	if s == nil {
 		s = &scanner{id: id, userState: userState{session: session.New(settings)}}
 	}
@@ -172,34 +168,20 @@ func (p *pipeline) adopt(s *scanner, id string, c *config.Scanner) *scanner {
 	return s
 }
 
-func loadDirectory(path string) (*capture.Directory, window.UTC, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, 0, fmt.Errorf("cannot open the NDC directory %s: %s", path, cause(err))
-	}
-	defer f.Close()
-	dir, err := capture.LoadDirectory(f)
-	if err != nil {
-		return nil, 0, fmt.Errorf("cannot use the NDC directory %s: %w", path, err)
-	}
-	fi, err := f.Stat()
-	if err != nil {
-		return nil, 0, err
-	}
-	return dir, window.FromTime(fi.ModTime()), nil
-}
-
 func (p *pipeline) reconfigure(cfg *config.Config) error {
+	_, _, before := p.snapshot()
+	ndc := loadNDC(cfg.NDC.Directory, before) // a slow disk keeps no scan waiting
 	var err error
 	p.do(context.Background(), func(*spool.Batch) func(error) {
-		err = p.apply(cfg)
+		err = p.apply(cfg, ndc)
 		return nil
 	})
 	return err
 }
 
-func (p *pipeline) String() string         { return "pipeline" }
-func (p *pipeline) Ready() <-chan struct{} { return p.ready }
+func (p *pipeline) String() string             { return "pipeline" }
+func (p *pipeline) Format(f fmt.State, _ rune) { io.WriteString(f, p.String()) } // it holds the last scan
+func (p *pipeline) Ready() <-chan struct{}     { return p.ready }
 
 func (p *pipeline) setReady() {
 	p.mu.Lock()
@@ -272,53 +254,65 @@ func (p *pipeline) drain(ctx context.Context) {
 
 // Run takes in until ctx ends.
 func (p *pipeline) Run(ctx context.Context) error {
+	p.upkeep() // it may have to tell of a full disk
 	close(p.ready)
 	for {
 		timer := time.NewTimer(p.untilExpiry())
-		b := p.a.spool.NewBatch()
-		var calls []call
-		var dones []func(error)
-		take := func(c call) {
-			dones = append(dones, c.do(b))
-			calls = append(calls, c)
-		}
+		t := intake{Batch: p.a.spool.NewBatch()}
 		select {
 		case <-ctx.Done():
 			timer.Stop()
 			return nil
 		case f := <-p.frames:
-			p.frame(b, f)
+			p.frame(t.Batch, f)
 		case c := <-p.calls:
-			take(c)
+			t.take(c)
 		case <-timer.C:
 		}
 		timer.Stop()
-	more:
-		for len(p.out) < batchFrames {
-			select {
-			case f := <-p.frames:
-				p.frame(b, f)
-			case c := <-p.calls:
-				take(c)
-			default:
-				break more
-			}
-		}
-		p.overflowed(b)
-		err := b.Commit()
-		if err == nil && b.Len() > 0 {
-			p.recovered()
-		}
-		p.deliver(err)
-		for i, done := range dones {
-			if done != nil {
-				done(err)
-			}
-			close(calls[i].over)
-		}
-		p.expire()
-		p.upkeep()
+		p.decideAll(&t)
 	}
+}
+
+// intake is what one turn of the pipeline makes durable together.
+type intake struct {
+	*spool.Batch
+	calls []call
+	dones []func(error)
+}
+
+func (t *intake) take(c call) {
+	t.dones = append(t.dones, c.do(t.Batch))
+	t.calls = append(t.calls, c)
+}
+
+// decideAll takes what else has come, commits, and tells of it.
+func (p *pipeline) decideAll(t *intake) {
+more:
+	for len(p.out) < batchFrames {
+		select {
+		case f := <-p.frames:
+			p.frame(t.Batch, f)
+		case c := <-p.calls:
+			t.take(c)
+		default:
+			break more
+		}
+	}
+	p.overflowed(t.Batch)
+	err := t.Commit()
+	if err == nil && t.Len() > 0 {
+		p.recovered()
+	}
+	p.deliver(err)
+	for i, done := range t.dones {
+		if done != nil {
+			done(err)
+		}
+		close(t.calls[i].over)
+	}
+	p.expire()
+	p.upkeep()
 }
 
 // kind of an outcome.
@@ -335,6 +329,7 @@ const (
 
 // outcome is what became of one frame; it is told after the commit.
 type outcome struct {
+	hidden
 	kind     kind
 	frame    device.Frame // the frame, or only Scanner and At for a conversion
 	live     bool         // a frame of a device, as opposed to a conversion
@@ -347,6 +342,7 @@ type outcome struct {
 	entry    *events.Entry // of a control frame
 	answer   device.Answer // to the device
 	converts idem.EventID  // the told duplicate that this declares a movement
+	post     *post         // of a scan that an application sent
 }
 
 func (p *pipeline) frame(b *spool.Batch, f device.Frame) {
@@ -358,11 +354,14 @@ func (p *pipeline) frame(b *spool.Batch, f device.Frame) {
 		return
 	}
 	o.scanner = s
+	if f.Fault != "" {
+		s.burst.Broken(f.Length, f.At.Boot)
+		p.between(b, s.cfg.ID)
+	}
 	switch {
 	case f.Fault == device.TooLong:
 		p.reject(b, &o, capture.TooLong, "The data is longer than any label a pharmacy scans: check what the scanner is set to send behind each code.")
 	case f.Fault != "":
-		b.Heard(s.id)
 		p.notAccepted(b, &o, "incomplete", "Only a part of a scan arrived: scan again, and check the cable and the scanner's suffix setting.")
 	default:
 		p.content(b, s, &o)
@@ -372,23 +371,32 @@ func (p *pipeline) frame(b *spool.Batch, f device.Frame) {
 
 func (p *pipeline) content(b *spool.Batch, s *scanner, o *outcome) {
 	f := &o.frame
-	if s.burst.Absorb(f.Data, f.At.Boot) {
+	burst, profile := &s.burst, &s.profile
+	if q := o.post; q != nil {
+		burst, profile = &s.posts, &q.profile
+	}
+	if burst.Absorb(f.Data, f.At.Boot) {
 		// A document is told of once; the frames that line framing makes of the rest of it are void.
-		first := f.At.Boot-s.document > documentGap
-		s.document = f.At.Boot
-		if first {
-			p.reject(b, o, capture.IDDocument, "This is an identity document. It was not read and nothing of it is kept.")
+		if burst.Opened() {
+			o.symb = capture.Symbology(f.Data)
+			p.reject(b, o, capture.IDDocument, documentDetail)
 		} else {
 			o.kind, o.reason = kVoided, string(capture.IDDocument)
 		}
 		return
 	}
-	refusal := p.decoder.Decode(&p.scan, f.Data, &s.profile, p.date(f.At.T))
+	refusal := p.decoder.Decode(&p.scan, f.Data, profile, p.date(f.At.T))
 	sc := &p.scan
 	o.symb = strings.Clone(sc.Symbology)
 	if sc.Gun != "" {
 		s = p.gun(s, sc.Gun)
 		o.scanner = s
+	}
+	if refusal.OK() {
+		refusal = sc.AtCounter()
+	}
+	if o.post == nil && (!refusal.OK() || !sc.IsMovement()) {
+		p.between(b, s.cfg.ID)
 	}
 	if !refusal.OK() {
 		p.reject(b, o, refusal.Kind, refusal.Detail)
@@ -401,12 +409,22 @@ func (p *pipeline) content(b *spool.Batch, s *scanner, o *outcome) {
 		b.Heard(s.id)
 		p.label(b, s, o)
 	case !sc.IsMovement():
-		b.Heard(s.id)
 		p.unknown(b, s, o)
 	default:
 		p.movement(b, s, o)
 	}
 }
+
+// between says that something else than a movement came from a device: from the scanner, or any gun of a base.
+func (p *pipeline) between(b *spool.Batch, device string) {
+	for id, s := range p.scanners {
+		if s.cfg.ID == device && !s.api {
+			b.Between(id)
+		}
+	}
+}
+
+const documentDetail = "This is an identity document. It was not read and nothing of it is kept."
 
 func (p *pipeline) gun(base *scanner, address string) *scanner {
 	id := base.cfg.ID + "/" + strings.Clone(address)
@@ -441,6 +459,9 @@ func (p *pipeline) keep(s *scanner) {
 func (p *pipeline) movement(b *spool.Batch, s *scanner, o *outcome) {
 	f, sc := &o.frame, &p.scan
 	typ, quantity := s.session.Current(f.At.Boot)
+	if o.post != nil && o.post.quantity != 0 {
+		quantity = o.post.quantity
+	}
 	cand := spool.Candidate{
 		Physical: idem.PhysicalKey(s.id, sc.Element()),
 		Identity: p.identity(s, sc, typ, quantity),
@@ -449,8 +470,19 @@ func (p *pipeline) movement(b *spool.Batch, s *scanner, o *outcome) {
 		At:       f.At,
 		Act:      s.session.Act(),
 		Again:    s.session.Armed(),
+		Heard:    o.live && o.post == nil,
+	}
+	if cand.Heard {
+		cand.Resend, cand.Resends = f.Resend, resends(s.cfg, cand.Policy)
 	}
 	cand.Item = itemOf(sc)
+	cand.Item.RxToken = s.session.RxToken(f.At.Boot)
+	if q := o.post; q != nil {
+		cand.Once, cand.Given, cand.GivenAt = q.once, q.given, q.at
+		if q.given != "" {
+			cand.Item.RxToken = s.past.rxToken(q.at, typ, s.session.Settings.RxContext)
+		}
+	}
 	cand.Identity.NDC, cand.Identity.Lot, cand.Identity.Serial = cand.Item.NDC, cand.Item.Lot, cand.Item.Serial
 	cand.Identity.GTIN, cand.Identity.HIBC = "", ""
 	if cand.Item.NDC == "" {
@@ -459,6 +491,19 @@ func (p *pipeline) movement(b *spool.Batch, s *scanner, o *outcome) {
 		}
 	}
 	p.decide(b, s, o, &cand)
+}
+
+// resends is how a scanner sends again what was not answered. Where the next item may come as soon as that, only a mark
+// tells.
+func resends(c *config.Scanner, policy window.Policy) spool.Resends {
+	r := spool.Resends{Retries: c.Retries, Interval: c.RetryInterval}
+	switch {
+	case c.Framing == string(device.SSI):
+		r.Marked = true
+	case c.Framing != string(device.ACKNAK) || policy.Width < c.RetryInterval:
+		return spool.Resends{}
+	}
+	return r
 }
 
 func (p *pipeline) identity(s *scanner, sc *capture.Scan, typ window.ScanType, quantity int) idem.Identity {
@@ -479,12 +524,16 @@ func (p *pipeline) decide(b *spool.Batch, s *scanner, o *outcome, cand *spool.Ca
 	p.keep(s)
 	if d.Record.IsDuplicate() {
 		o.kind, o.reason, o.cand = kDuplicate, d.Record.Reason, *cand
+		if p.secret != nil {
+			d.Record.RxToken = p.tokenOf(d.Record.OfSeq)
+		}
 		s.session.Heard(cand.At.Boot)
 		return
 	}
 	o.kind = kAccepted
 	if o.live {
 		s.session.Accepted(cand.At.Boot)
+		s.accepted = cand.At.Boot
 	}
 }
 
@@ -518,8 +567,9 @@ func (p *pipeline) note(b *spool.Batch, o *outcome, out ledger.Outcome, reason s
 	b.Note(l)
 }
 
+// reject refuses what a frame says. What cannot be read may be the rest of a scan that a crash cut in two: an
+// acceptance that is in doubt stays so.
 func (p *pipeline) reject(b *spool.Batch, o *outcome, k capture.ErrorKind, detail string) {
-	b.Heard(o.scanner.id)
 	o.kind, o.reason, o.detail = kRejected, string(k), detail
 	p.note(b, o, ledger.Rejected, o.reason)
 }
@@ -541,7 +591,7 @@ func (p *pipeline) command(b *spool.Batch, s *scanner, o *outcome) {
 	// A command barcode bounces like any other: the local rule holds for it too.
 	typ, _ := s.session.Current(now)
 	echo := c.element == element && now-c.anchor < p.cfg.Window.For(typ).Width &&
-		(s.session.Act() <= c.anchor || now-c.equal <= commandEcho)
+		(s.session.Act() <= c.anchor && s.accepted <= c.anchor || now-c.equal <= commandEcho) // a scan in between has used it up
 	if c.element == element {
 		c.equal = now
 	}
@@ -567,7 +617,13 @@ func (p *pipeline) command(b *spool.Batch, s *scanner, o *outcome) {
 			return
 		}
 		if t, ok := s.lastTold(now, idem.EventID{}); ok {
-			p.convert(b, s, t, f.At)
+			if o.post != nil {
+				t.cand.Once = o.post.once // what is sent again finds the movement that it made
+			}
+			made := *p.convert(b, s, t, f.At)
+			if o.post != nil {
+				o.post.converted = &made
+			}
 		} else {
 			s.session.Arm(now)
 		}
@@ -620,17 +676,23 @@ func (s *scanner) lastTold(now time.Duration, event idem.EventID) (told, bool) {
 
 func (p *pipeline) label(b *spool.Batch, s *scanner, o *outcome) {
 	o.kind, o.reason = kControl, "label"
-	rx := p.scan.Rx
-	o.entry = &events.Entry{Kind: "label", At: o.frame.At.T,
-		Body: labelBody{s.id, strings.Clone(rx.Profile), p.secret.token(p.cfg.Agent.FacilityUUID, rx)},
-		Live: labelLive{strings.Clone(rx.Rx.Reveal()), strings.Clone(rx.Refill.Reveal()), strings.Clone(rx.Store.Reveal())}}
+	token := p.secret.Token(p.scan.Rx)
+	p.keep(s)
+	if q := o.post; q != nil && q.given != "" {
+		typ, _ := s.session.Current(o.frame.At.Boot)
+		s.past = pastLabel{token, q.at, typ}
+	} else {
+		s.session.SetLabel(token, o.frame.At.Boot)
+	}
+	rx := p.scan.Clone().Rx
+	o.entry = &events.Entry{Kind: "label", At: o.frame.At.T, Body: labelBody{s.id, rx.Profile, nullable(token)}, Live: labelLive{rx: rx}}
 	p.note(b, o, ledger.Control, o.reason)
 }
 
 func (p *pipeline) unknown(b *spool.Batch, s *scanner, o *outcome) {
 	o.kind, o.reason = kControl, "opaque"
 	o.entry = &events.Entry{Kind: "unknown", At: o.frame.At.T, Body: unknownBody{s.id, nullable(o.symb), o.frame.Length},
-		Live: unknownLive{string(p.scan.Element())}}
+		Live: unknownLive{text: capture.Secret(p.scan.Element())}}
 	p.note(b, o, ledger.Control, o.reason)
 }
 
@@ -665,6 +727,7 @@ func (p *pipeline) deliver(err error) {
 		switch o.kind {
 		case kAccepted:
 			t.captured++
+			p.a.courier.Await(o.decision.Record)
 			o.scanner.lastScan = o.frame.At.T
 			o.scanner.told = slices.DeleteFunc(o.scanner.told, func(t told) bool { return t.event == o.converts })
 			entries = append(entries, acceptedEntry(o.decision.Record, online))
@@ -720,15 +783,20 @@ func (p *pipeline) deliver(err error) {
 	p.mu.Unlock()
 }
 
-// failed turns a batch that could not be made durable into refusals, and puts the sessions back.
-func (p *pipeline) failed(err error) {
-	reason, detail := "fsync_failed", "The workstation could not keep the scan: scan again, and call support if it goes on."
-	alarm, hint := alarmFsync, "check the disk under the state folder"
+// commitFailure gives a batch that could not be made durable the scanner's words, and the alarm's.
+func commitFailure(err error) (reason, detail, alarm, hint string) {
 	var ce *spool.CommitError
 	if errors.As(err, &ce) && ce.NoSpace {
-		reason, detail = "disk_full", "The workstation's disk is full and no scan can be kept: call support."
-		alarm, hint = alarmDiskFull, "make room on the disk under the state folder"
+		return "disk_full", "The workstation's disk is full and no scan can be kept: call support.", alarmDiskFull, hintDiskFull
 	}
+	return "fsync_failed", "The workstation could not keep the scan: scan again, and call support if it goes on.", alarmFsync, "check the disk under the state folder"
+}
+
+const hintDiskFull = "make room on the disk under the state folder"
+
+// failed turns a batch that could not be made durable into refusals, and puts the sessions back.
+func (p *pipeline) failed(err error) {
+	reason, detail, alarm, hint := commitFailure(err)
 	p.a.log.Error("cannot make scans durable", "error", err)
 	if p.failing != alarm {
 		p.recovered()
@@ -761,6 +829,7 @@ func (s *scanner) remember(o *outcome) {
 // movement is the same once more.
 func withRecord(c spool.Candidate, r *spool.Record) spool.Candidate {
 	c.Identity.Type, c.Identity.Quantity = r.Type, r.Quantity
+	c.Once = spool.Once{} // the next time it is another request's
 	return c
 }
 
@@ -789,6 +858,9 @@ func (p *pipeline) untilExpiry() time.Duration {
 			until = min(until, max(0, t-now))
 		}
 	}
+	if t, set := p.a.spool.LapsesAt(); set {
+		until = min(until, max(0, t-now))
+	}
 	return until
 }
 
@@ -811,16 +883,24 @@ func (p *pipeline) expire() {
 // upkeep does what may wait until the scanners have their answers.
 func (p *pipeline) upkeep() {
 	p.tight = p.a.spool.Fill() >= p.cfg.Spool.WarnAt
+	full := p.a.spool.DiskFull()
+	if full && p.failing != alarmDiskFull { // before a scan has to find out
+		p.recovered()
+		p.failing = alarmDiskFull
+		p.a.alarms.set(alarmDiskFull, "the disk is full: scans are refused", hintDiskFull)
+	}
 	if p.tight || p.failing == alarmDiskFull {
 		p.a.spool.Prune()
 	}
 	if err := p.a.spool.Maintain(); err != nil {
 		p.a.log.Warn("cannot maintain the spool", "error", err)
 	}
-	if p.failing == alarmDiskFull && p.a.spool.Stats().Accepting {
+	if p.failing == alarmDiskFull && !p.a.spool.DiskFull() {
 		p.recovered() // there is room again, though no scan has come yet
 	}
+	p.lapse()
 	p.a.watchSpool()
+	p.watchNDC()
 	if steps := p.a.clock.TakeSteps(); len(steps) > 0 {
 		b := p.a.spool.NewBatch()
 		for _, st := range steps {
@@ -851,7 +931,7 @@ func revertsAt(s *scanner, at window.Reading) *window.UTC {
 	return &t
 }
 
-func (p *pipeline) snapshot() (t tally, ready bool, ndc *api.NDCStatus) {
+func (p *pipeline) snapshot() (t tally, ready bool, ndc ndcDirectory) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.tally, p.isReady, p.ndc

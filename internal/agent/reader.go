@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -23,9 +24,10 @@ import (
 type stored struct {
 	spool  *spool.Spool // nil: there is none yet
 	ledger ledger.Ledger
+	agent  string
 }
 
-func (a *agent) stored() stored { return stored{a.spool, a.ledger} }
+func (a *agent) stored() stored { return stored{a.spool, a.ledger, a.id} }
 
 // Explain tells why a scan was committed or suppressed.
 func (a *agent) Explain(ctx context.Context, key string) (api.Explanation, error) {
@@ -48,8 +50,13 @@ func (a *agent) LedgerExport(ctx context.Context, f api.Format, since, until *wi
 }
 
 // Audit yields the audit lines.
-func (a *agent) Audit(ctx context.Context, since, until *window.UTC, yield func(api.AuditEntry) error) error {
+func (a *agent) Audit(ctx context.Context, since, until *window.UTC, yield func(api.AuditItem) error) error {
 	return a.stored().Audit(ctx, since, until, yield)
+}
+
+// AuditHead returns the end of the agent's own chain.
+func (a *agent) AuditHead(ctx context.Context) (api.AuditHead, error) {
+	return a.stored().AuditHead(ctx)
 }
 
 func storeError(err error) error {
@@ -157,7 +164,7 @@ func (s stored) Spool(_ context.Context, limit int, yield func(api.SpoolEntry) e
 	}
 	var failed error
 	n := 0
-	err := s.spool.Unsettled(func(r spool.Record, x spool.Exception) bool {
+	err := s.spool.Unsettled(func(r *spool.Record, x spool.Exception) bool {
 		e := api.SpoolEntry{EventID: r.Event.String(), Kind: "capture", Key: r.Keys.Idem.String(), CapturedAt: r.At, State: x.State.String(), Attempts: x.Attempts, LastError: nullable(x.Detail)}
 		if r.IsDuplicate() {
 			e.Kind = "duplicate"
@@ -196,7 +203,7 @@ func (s stored) SpoolExport(_ context.Context, w io.Writer) error {
 	}
 	enc := json.NewEncoder(w)
 	var failed error
-	err := s.spool.Unsettled(func(r spool.Record, x spool.Exception) bool {
+	err := s.spool.Unsettled(func(r *spool.Record, x spool.Exception) bool {
 		e := exported{SpoolEntry: api.SpoolEntry{EventID: r.Event.String(), Kind: "capture", Key: r.Keys.Idem.String(), CapturedAt: r.At, State: x.State.String(), Attempts: x.Attempts, LastError: nullable(x.Detail)},
 			EdgeKey: nullable(r.Keys.Edge.String()), ScannerID: r.Scanner, ScanType: r.Type, Quantity: r.Quantity, WindowIndex: int64(r.Keys.Window),
 			Extras: r.Extras, NDC: r.NDC, Lot: r.Lot, GTIN: nullable(r.GTIN), HIBC: nullable(r.HIBC), Serial: nullable(r.Serial),
@@ -231,11 +238,51 @@ func (s stored) LedgerExport(ctx context.Context, f api.Format, since, until *wi
 	return ledger.WriteJSONL(w, each)
 }
 
-func (s stored) Audit(ctx context.Context, since, until *window.UTC, yield func(api.AuditEntry) error) error {
+func (s stored) Audit(ctx context.Context, since, until *window.UTC, yield func(api.AuditItem) error) error {
 	if err := s.ledger.Ping(ctx); err != nil {
 		return storeError(err)
 	}
-	return s.ledger.Lines(ctx, span(since, until), func(l ledger.Line) error { return yield(auditEntry(&l)) })
+	// A record comes behind its lines, also if more of both are added meanwhile.
+	ends := map[ledger.ChainHead]uint64{}
+	if since == nil && until == nil {
+		heads, err := s.ledger.ChainHeads(ctx)
+		if err != nil {
+			return storeError(err)
+		}
+		for _, h := range heads {
+			ends[ledger.ChainHead{Agent: h.Agent, Epoch: h.Epoch}] = h.Seq
+		}
+	}
+	err := s.ledger.Lines(ctx, span(since, until), func(l ledger.Line) error {
+		e := auditEntry(&l)
+		return yield(api.AuditItem{Line: &e})
+	})
+	if err != nil || len(ends) == 0 {
+		return err
+	}
+	return s.ledger.Chain(ctx, func(r ledger.ChainRecord) error {
+		if r.Seq > ends[ledger.ChainHead{Agent: r.Agent, Epoch: r.Epoch}] {
+			return nil
+		}
+		e := api.AuditRecord{AgentID: r.Agent, SpoolEpoch: r.Epoch, Seq: int64(r.Seq), EventIDs: make([]string, len(r.Events)),
+			LineHashes: hex.EncodeToString(r.LineHashes), PrevHash: hex.EncodeToString(r.Prev[:]), Hash: hex.EncodeToString(r.Hash[:])}
+		for i := range r.Events {
+			e.EventIDs[i] = r.Events[i].String()
+		}
+		return yield(api.AuditItem{Record: &e})
+	})
+}
+
+func (s stored) AuditHead(context.Context) (api.AuditHead, error) {
+	h := api.AuditHead{AgentID: s.agent}
+	if s.spool == nil {
+		return h, nil
+	}
+	sent, err := s.spool.ChainSent()
+	if err == nil && sent != ([32]byte{}) {
+		h.Hash = nullable(hex.EncodeToString(sent[:]))
+	}
+	return h, err
 }
 
 func list(s []string) []string {
@@ -310,20 +357,21 @@ func OpenReader(cfg *config.Config) (StoredReader, error) {
 		if err != nil {
 			return fail(stateError(dir, err))
 		}
-		id, err := agentID(dir, cfg.Agent.AgentID)
+		id, _, err := agentID(dir, cfg.Agent.AgentID)
 		if err != nil {
 			return fail(err)
 		}
-		if r.stored.spool, err = openSpool(cfg, id, host, true); err != nil {
+		r.stored.agent = id
+		if r.stored.spool, err = openSpool(cfg, id, Edges{OS: host}, true); err != nil {
 			return fail(err)
 		}
 	}
-	r.stored.ledger = &lateLedger{open: func() (ledger.Ledger, error) {
+	r.stored.ledger = newLateLedger(func() (ledger.Ledger, error) {
 		if cfg.Ledger.Backend == "postgres" {
 			return ledger.OpenPostgres(postgresConfig(cfg, "reader"))
 		}
 		return ledger.OpenEmbeddedReadOnly(filepath.Join(dir, "ledger.db"))
-	}}
+	})
 	return r, nil
 }
 

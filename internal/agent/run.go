@@ -6,10 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -23,7 +27,10 @@ import (
 	"scanonce/internal/config"
 	"scanonce/internal/events"
 	"scanonce/spool"
+	"scanonce/sync/claimstate"
 	"scanonce/sync/forward"
+	"scanonce/sync/ledger"
+	"scanonce/sync/pacase"
 	"scanonce/window"
 )
 
@@ -48,8 +55,14 @@ func (e *ExitError) Error() string { return e.Detail }
 type Options struct {
 	Version string
 	Log     *slog.Logger
+	// USBRoot is the folder of sys and dev, "" for the machine's own; see device.NewBus.
+	USBRoot string
 	// Reload is called at SIGHUP and returns a validated configuration.
 	Reload func() (*config.Config, error)
+	// Probe is the spool's child process; see spool.Options.
+	Probe func(context.Context) *exec.Cmd
+	// HIDWorker makes the process that reads a HID scanner; see device.HIDConfig.
+	HIDWorker func() *exec.Cmd
 }
 
 // task is a long-running part. Run returns nil when its context ends.
@@ -68,6 +81,7 @@ type agent struct {
 	opts    Options
 	log     *slog.Logger
 	id      string
+	bereft  string // what became of the spool, if the one that this agent had is gone
 	run     string // names this process
 	os      window.OS
 	clock   *window.Clock
@@ -76,19 +90,33 @@ type agent struct {
 	ledger  *lateLedger
 	claims  idem.Authority
 	forward *forward.Forwarder
+	states  claimstate.Store
+	cases   pacase.Store
+	courier *forward.Courier
+	dropped atomic.Int64 // conflicts for which the list has no room
+	windows pacase.Windows
+	labels  atomic.Pointer[[]*regexp.Regexp] // whole Rx labels, which are no ids of claims
 	pipe    *pipeline
 	fleet   *fleet
 	alarms  *alarms
 	metrics *metrics
 	server  *localAPI
 
-	eventsDown atomic.Bool
-	linkTold   forward.Link // owned by the forwarder's goroutine
-	resets     uint64       // of the claim store, told of; owned by the forwarder's goroutine
+	reloading    sync.Mutex
+	batching     sync.Mutex         // held while the alarm of waiting batches is set or cleared
+	linked       chan *ledger.Probe // a row that the ledger must have, now that it answers
+	verifying    sync.Mutex
+	eventsDown   atomic.Bool
+	linkTold     forward.Link  // owned by the forwarder's goroutine
+	resets       uint64        // of the claim store, told of; owned by the forwarder's goroutine
+	acknowledged *ledger.Probe // the last row; owned by the forwarder's goroutine
+	suspect      *ledger.Probe // the last row before the ledger went away; likewise
+	firstNew     uint64        // number of this run's first record
 }
 
 // Run runs the agent until ctx ends. It returns nil, or an *ExitError.
 func Run(ctx context.Context, cfg *config.Config, o Options) error {
+	forbidCores(o.Log)
 	folder, err := openFolder(cfg.Agent.StateDir)
 	if err != nil {
 		return err
@@ -102,40 +130,13 @@ func Run(ctx context.Context, cfg *config.Config, o Options) error {
 }
 
 // build opens what is stored and makes the parts. Nothing runs yet.
-func build(cfg *config.Config, o Options) (a *agent, err error) {
-	a = &agent{cfg: cfg, opts: o, log: o.Log}
-	dir := cfg.Agent.StateDir
-	if a.os, err = window.Host(); err != nil {
+func build(cfg *config.Config, o Options) (*agent, error) {
+	host, err := window.Host()
+	if err != nil {
 		return nil, &ExitError{Code: ExitState, Kind: "clock", Detail: err.Error(), Hint: "mount /proc for the agent"}
 	}
-	if a.id, err = agentID(dir, cfg.Agent.AgentID); err != nil {
-		return nil, err
-	}
-	if a.spool, err = openSpool(cfg, a.id, a.os, false); err != nil {
-		return nil, err
-	}
-	mark, high := a.spool.Mark()
-	a.clock = window.NewClock(a.os, mark, window.ClockOptions{Alarm: cfg.Clock.Alarm, HighWater: high,
-		NoKernelReference: cfg.Ledger.Backend != "embedded"})
-	if err := a.spool.Begin(a.clock); err != nil {
-		a.spool.Close(false)
-		return nil, stateError(dir, err)
-	}
-	now := func() window.UTC { return a.clock.Now().T }
-	if a.events, err = events.Open(filepath.Join(dir, "events.log"), events.Options{MaxEvents: cfg.Events.MaxEvents, Retention: cfg.Events.Retention, Now: now}); err != nil {
-		a.spool.Close(false)
-		return nil, stateError(dir, err)
-	}
-	a.run = spool.NewEvent(now()).String()
-	a.alarms = newAlarms(a.clock, a.tell)
-	a.metrics = newMetrics(o.Version)
-	a.ledger = openLedger(cfg, a.id, a.os, now)
-	a.claims = openClaims(cfg, a.id, a.run, a.os)
-	a.forward = forward.New(forward.Config{Agent: a.id, Facility: cfg.Agent.FacilityUUID, Batch: cfg.Forward.Batch, BackoffMin: cfg.Forward.BackoffMin,
-		BackoffMax: cfg.Forward.BackoffMax, RateLimit: cfg.Forward.RateLimit, Timeout: storeTimeout, TTL: cfg.Claim.TTL},
-		a.spool, a.claims, forwardLedger(cfg, a.ledger), a.clock, a)
-	if a.pipe, err = newPipeline(a); err != nil {
-		a.close(false)
+	a, err := core(cfg, o, Edges{OS: host, Probe: o.Probe})
+	if err != nil {
 		return nil, err
 	}
 	a.fleet = newFleet(a)
@@ -147,10 +148,87 @@ func build(cfg *config.Config, o Options) (a *agent, err error) {
 	return a, nil
 }
 
-// storeTimeout bounds one call to a store.
+// Edges are where an agent meets the world. All but OS may be nil, for the real thing.
+type Edges struct {
+	OS         window.OS
+	Claims     idem.Authority
+	Ledger     ledger.Ledger
+	ClaimState claimstate.Store
+	Cases      pacase.Store
+	Disk       func(step spool.DiskStep, path string, do func() error) error
+	Probe      func(context.Context) *exec.Cmd
+
+	// Random and Together are forward.Config's.
+	Random   func(n int64) int64
+	Together func(steps ...func())
+}
+
+// core makes the parts that decide what becomes of a scan.
+func core(cfg *config.Config, o Options, e Edges) (a *agent, err error) {
+	a = &agent{linked: make(chan *ledger.Probe, 1), cfg: cfg, opts: o, log: o.Log, os: e.OS}
+	dir := cfg.Agent.StateDir
+	var known bool
+	if a.id, known, err = agentID(dir, cfg.Agent.AgentID); err != nil {
+		return nil, err
+	}
+	if a.bereft, err = bereft(dir, known); err != nil {
+		return nil, err
+	}
+	if a.spool, err = openSpool(cfg, a.id, e, false); err != nil {
+		return nil, err
+	}
+	mark, high := a.spool.Mark()
+	a.clock = window.NewClock(a.os, mark, window.ClockOptions{Alarm: cfg.Clock.Alarm, HighWater: high,
+		NoKernelReference: cfg.Ledger.Backend != "embedded"})
+	if err := a.spool.Begin(a.clock); err != nil {
+		a.spool.Close(false)
+		return nil, stateError(dir, err)
+	}
+	if !known {
+		if cfg.Agent.AgentID == "" && a.spool.NextSeq() > 1 {
+			a.log.Warn("agent.json was missing: the id is that of the spool", "agent_id", a.id)
+		}
+		if err := keepID(dir, a.id); err != nil {
+			a.spool.Close(false)
+			return nil, err
+		}
+	}
+	now := func() window.UTC { return a.clock.Now().T }
+	if a.events, err = events.Open(filepath.Join(dir, "events.log"), events.Options{MaxEvents: cfg.Events.MaxEvents, Retention: cfg.Events.Retention, Now: now}); err != nil {
+		a.spool.Close(false)
+		return nil, stateError(dir, err)
+	}
+	a.recall()
+	a.run = spool.NewEvent(now()).String()
+	a.alarms = newAlarms(a.clock, a.tell)
+	a.metrics = newMetrics(o.Version)
+	a.ledger = openLedger(cfg, a.id, a.os, now)
+	if e.Ledger != nil {
+		a.ledger = newLateLedger(func() (ledger.Ledger, error) { return e.Ledger, nil })
+	}
+	if a.claims = e.Claims; a.claims == nil {
+		a.claims = openClaims(cfg, a.id, a.run, a.os, func(remark string) { a.log.Warn("the claim store could be set up better", "remark", remark) })
+	}
+	a.forward = forward.New(forward.Config{Agent: a.id, Facility: cfg.Agent.FacilityUUID, Batch: cfg.Forward.Batch, BackoffMin: cfg.Forward.BackoffMin,
+		BackoffMax: cfg.Forward.BackoffMax, RateLimit: cfg.Forward.RateLimit, Timeout: max(storeTimeout, cfg.Postgres.StatementTimeout), TTL: cfg.Claim.TTL,
+		Random: e.Random, Together: e.Together},
+		a.spool, a.claims, forwardLedger(cfg, a.ledger), a.clock, a)
+	if err := a.newCourier(e, a.ledger, now); err != nil {
+		a.close(false)
+		return nil, err
+	}
+	if a.pipe, err = newPipeline(a); err != nil {
+		a.close(false)
+		return nil, err
+	}
+	a.refuseLabels(a.cfg.RxProfiles)
+	return a, nil
+}
+
+// storeTimeout bounds one call to a store, if no statement may take longer.
 const storeTimeout = 10 * time.Second
 
-func openSpool(cfg *config.Config, id string, os window.OS, readOnly bool) (*spool.Spool, error) {
+func openSpool(cfg *config.Config, id string, e Edges, readOnly bool) (*spool.Spool, error) {
 	dir := filepath.Join(cfg.Agent.StateDir, "spool")
 	used, err := spool.Used(dir)
 	if err != nil {
@@ -161,24 +239,55 @@ func openSpool(cfg *config.Config, id string, os window.OS, readOnly bool) (*spo
 		return nil, &ExitError{Code: ExitState, Kind: "spool_key", Detail: err.Error(),
 			Hint: "put the key file back, from the backup if it was lost: records in the spool cannot be read without it"}
 	}
-	longest := cfg.Window.Longest()
-	s, err := spool.Open(dir, spool.Options{Agent: id, Keys: ring, BootID: os.BootID(), Boot: os.Boot, MaxRecords: int64(cfg.Spool.MaxRecords),
-		MaxBytes: int64(cfg.Spool.MaxBytes), SegmentRecords: cfg.Spool.SegmentRecords, Horizon: max(10*time.Minute, longest), LocalSpan: longest, ReadOnly: readOnly})
-	var wrong *spool.WrongKeyError
-	if errors.As(err, &wrong) {
-		return nil, &ExitError{Code: ExitState, Kind: "spool_key", Detail: err.Error(),
-			Hint: fmt.Sprintf("add the key with id %s as a line of %s; nothing was changed", wrong.KeyID, cfg.SpoolKeyFile())}
+	longest, horizon := cfg.Window.Longest(), 10*time.Minute
+	for i := range cfg.Scanners {
+		horizon = max(horizon, time.Duration(cfg.Scanners[i].Retries+1)*cfg.Scanners[i].RetryInterval)
 	}
+	s, err := spool.Open(dir, spool.Options{Agent: id, Keys: ring, BootID: e.OS.BootID(), Boot: e.OS.Boot, Disk: e.Disk, MaxRecords: int64(cfg.Spool.MaxRecords),
+		MaxBytes: int64(cfg.Spool.MaxBytes), SegmentRecords: cfg.Spool.SegmentRecords, Horizon: max(horizon, longest), LocalSpan: longest, ReadOnly: readOnly,
+		Batches: batchRule(cfg), Wall: e.OS.Wall, Probe: e.Probe})
 	if err != nil {
-		return nil, stateError(cfg.Agent.StateDir, err)
+		return nil, spoolError(cfg, err)
 	}
 	return s, nil
 }
 
+func batchRule(cfg *config.Config) spool.BatchRule {
+	return spool.BatchRule{Count: cfg.Batch.Count, Within: cfg.Batch.Within, Keep: cfg.Batch.RepeatHorizon}
+}
+
+// spoolError is for what keeps the spool from being used.
+func spoolError(cfg *config.Config, err error) error {
+	var wrong *spool.WrongKeyError
+	var schema *spool.SchemaError
+	var damaged *spool.DamageError
+	var other *spool.AgentError
+	switch {
+	case errors.As(err, &other):
+		return &ExitError{Code: ExitState, Kind: "agent_id", Detail: err.Error(),
+			Hint: fmt.Sprintf("if it is this workstation's spool, write {\"agent_id\":%q} into %s, and the same into agent.agent_id if that is set; if not, move %s away and put the right one there; nothing was changed",
+				other.Owner, identityPath(cfg.Agent.StateDir), filepath.Join(cfg.Agent.StateDir, "spool"))}
+	case errors.As(err, &wrong):
+		return &ExitError{Code: ExitState, Kind: "spool_key", Detail: err.Error(),
+			Hint: fmt.Sprintf("add the key with id %s as a line of %s; nothing was changed", wrong.KeyID, cfg.SpoolKeyFile())}
+	case errors.As(err, &schema):
+		return &ExitError{Code: ExitState, Kind: "spool_format", Detail: err.Error(),
+			Hint: "use the version of scanonce that wrote it, at least until its scans are sent; nothing was changed"}
+	case errors.As(err, &damaged):
+		return &ExitError{Code: ExitState, Kind: "spool_damage", Detail: err.Error(),
+			Hint: "scanonce run heals it; scanonce spool verify tells what can be read"}
+	}
+	return stateError(cfg.Agent.StateDir, err)
+}
+
 func stateError(dir string, err error) error {
 	hint := "see that " + dir + " is on a healthy disk and belongs to the user that the agent runs as"
-	if spool.IsNoSpace(err) {
+	var path *fs.PathError
+	switch {
+	case spool.IsNoSpace(err):
 		hint = "make room on the disk of " + dir
+	case errors.As(err, &path) && (errors.Is(err, syscall.EISDIR) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.ELOOP) || errors.Is(err, fs.ErrExist)):
+		hint = "something else stands in the place of " + path.Path + ": look at it, and move it away"
 	}
 	return &ExitError{Code: ExitState, Kind: "state_folder", Detail: err.Error(), Hint: hint}
 }
@@ -213,8 +322,10 @@ func (a *agent) serve(ctx context.Context) error {
 			return false
 		}
 	}
-	ok := wait(start(a.pipe)) && wait(atMost(start(a.forward), settleStart)) && wait(start(a.fleet)) && wait(start(a.server))
+	ok := wait(start(a.pipe)) && wait(start(a.courier)) && wait(atMost(start(forwarding{a.forward, a}), settleStart)) && wait(start(a.fleet.bus)) && wait(start(a.fleet)) && wait(start(a.server)) && wait(start(newKeeper(a))) && wait(start(newRetention(a))) && wait(start(newRemembers(a)))
 	if ok {
+		a.watchConflicts()
+		a.watchBatches()
 		if err := a.writeAddr(); err != nil {
 			a.log.Warn("cannot write the address file", "error", err)
 		}
@@ -229,9 +340,9 @@ func (a *agent) serve(ctx context.Context) error {
 	for i := len(stops) - 1; i >= 0; i-- {
 		stops[i]()
 		switch i {
-		case 2: // the scanners are silent: decide what they sent
+		case 4: // the scanners are silent: decide what they sent
 			a.pipe.drain(fctx)
-		case 1: // and send it out
+		case 2: // and send it out
 			a.forward.Flush(fctx)
 		}
 	}
@@ -292,29 +403,6 @@ func (a *agent) attend(ctx context.Context, failed <-chan struct{}) {
 	}
 }
 
-func (a *agent) reload() {
-	if a.opts.Reload == nil {
-		return
-	}
-	cfg, err := a.opts.Reload()
-	if err != nil {
-		a.log.Error("cannot reload; the configuration in use stays", "error", err)
-		a.alarms.set("config", "cannot reload the configuration: "+err.Error(), "mend the configuration and reload again")
-		return
-	}
-	restart := config.NeedsRestart(a.cfg, cfg)
-	next := *a.cfg // what needs a restart stays as it is
-	next.Window, next.Counter, next.Batch, next.NDC, next.RxProfiles, next.Scanners = cfg.Window, cfg.Counter, cfg.Batch, cfg.NDC, cfg.RxProfiles, cfg.Scanners
-	if err := a.pipe.reconfigure(&next); err != nil {
-		a.log.Error("cannot reload; the configuration in use stays", "error", err)
-		a.alarms.set("config", err.Error(), "mend the configuration and reload again")
-		return
-	}
-	a.fleet.reconfigure(&next)
-	a.alarms.clear("config")
-	a.log.Info("reloaded", "needs_restart", restart)
-}
-
 func (a *agent) close(clean bool) error {
 	errs := []error{a.spool.Close(clean), a.events.Close()}
 	if a.ledger != nil {
@@ -322,6 +410,9 @@ func (a *agent) close(clean bool) error {
 	}
 	if a.claims != nil {
 		errs = append(errs, a.claims.Close())
+	}
+	if a.courier != nil {
+		errs = append(errs, a.states.Close(), a.cases.Close())
 	}
 	return errors.Join(errs...)
 }

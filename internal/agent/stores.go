@@ -10,28 +10,48 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"time"
 
 	"scanonce/idem"
 	"scanonce/internal/config"
+	"scanonce/sync/claimstate"
 	"scanonce/sync/ledger"
+	"scanonce/sync/pacase"
 	"scanonce/window"
 )
 
-// Check finds what is wrong with the stores of a configuration, as far as that shows without a connection. The
-// agent captures all the same.
+// Check finds what is wrong with the facility's secret, the NDC directory and the stores of a configuration, as
+// far as that shows without a connection. Without its directory or its stores the agent captures all the same.
 func Check(cfg *config.Config) error {
-	if cfg.Claim.Backend == "redis" {
+	if err := checkRxSecret(cfg); err != nil {
+		return err
+	}
+	if cfg.API.TokenFile != "" { // else it is made if it is missing, which is for run to do
+		if _, err := apiToken(cfg); err != nil {
+			return err
+		}
+	}
+	if cfg.NDC.Directory != "" {
+		if _, _, err := ReadNDC(cfg.NDC.Directory); err != nil {
+			return err
+		}
+	}
+	if s := cfg.ClaimState.Backend; cfg.Claim.Backend == "redis" || s == "redis" || s == "split" {
 		if c, err := redisConfig(cfg); err != nil {
 			return usageError("redis", err)
 		} else if err := c.Validate(); err != nil {
 			return usageError("redis", err)
 		}
 	}
-	if cfg.Ledger.Backend == "postgres" {
+	if cfg.Ledger.Backend == "postgres" || cfg.PA.Backend == "postgres" {
 		if err := postgresConfig(cfg, "").Validate(); err != nil {
 			return usageError("postgres", err)
+		}
+	}
+	if s := cfg.ClaimState.Backend; s == "dynamodb" || s == "split" {
+		c := stateDynamo(cfg, nil)
+		if err := c.Validate(); err != nil {
+			return usageError("dynamodb", err)
 		}
 	}
 	return nil
@@ -47,6 +67,9 @@ func configError(err error) (detail, hint string, ok bool) {
 	var r *idem.ConfigError
 	var p *ledger.ConfigError
 	var d *ledger.DamageError
+	var states *claimstate.ConfigError
+	var stateFile *claimstate.DamageError
+	var cases *pacase.DamageError
 	switch {
 	case errors.As(err, &r):
 		return r.Detail, r.Hint, true
@@ -54,6 +77,14 @@ func configError(err error) (detail, hint string, ok bool) {
 		return "cannot use PostgreSQL: " + p.Detail, p.Hint, true
 	case errors.As(err, &d):
 		return "cannot use the ledger: " + d.Error(), d.Hint(), true
+	}
+	switch {
+	case errors.As(err, &states):
+		return states.Detail, states.Hint, true
+	case errors.As(err, &stateFile):
+		return stateFile.Error(), stateFile.Hint(), true
+	case errors.As(err, &cases):
+		return "cannot hold prior-authorization cases: " + cases.Error(), cases.Hint(), true
 	}
 	return err.Error(), "", false
 }
@@ -63,22 +94,22 @@ func openLedger(cfg *config.Config, agent string, host window.OS, now func() win
 	if cfg.Ledger.Backend == "postgres" {
 		c := postgresConfig(cfg, agent)
 		c.Boot = host.Boot
-		return &lateLedger{open: func() (ledger.Ledger, error) {
+		return newLateLedger(func() (ledger.Ledger, error) {
 			p, err := ledger.OpenPostgres(c)
 			if err != nil {
 				return nil, err
 			}
 			return p, nil
-		}}
+		})
 	}
 	path := filepath.Join(cfg.Agent.StateDir, "ledger.db")
-	return &lateLedger{open: func() (ledger.Ledger, error) {
+	return newLateLedger(func() (ledger.Ledger, error) {
 		e, err := ledger.OpenEmbedded(path, now)
 		if err != nil {
 			return nil, err
 		}
 		return e, nil
-	}}
+	})
 }
 
 func postgresConfig(cfg *config.Config, agent string) ledger.PostgresConfig {
@@ -87,18 +118,18 @@ func postgresConfig(cfg *config.Config, agent string) ledger.PostgresConfig {
 }
 
 // openClaims makes the claim authority of the configuration.
-func openClaims(cfg *config.Config, agent, run string, host window.OS) idem.Authority {
+func openClaims(cfg *config.Config, agent, run string, host window.OS, warn func(string)) idem.Authority {
 	if cfg.Claim.Backend != "redis" {
 		return idem.NewEmbedded(host.Boot, cfg.Claim.TTL)
 	}
-	return &lateClaims{open: func() (*idem.Redis, error) {
+	return &lateClaims{late[*idem.Redis]{open: func() (*idem.Redis, error) {
 		c, err := redisConfig(cfg)
 		if err != nil {
 			return nil, err
 		}
-		c.Agent, c.Run, c.Boot = agent, run, host.Boot
+		c.Agent, c.Run, c.Boot, c.Warn = agent, run, host.Boot, warn
 		return idem.NewRedis(c)
-	}}
+	}}}
 }
 
 func redisConfig(cfg *config.Config) (idem.RedisConfig, error) {
@@ -141,35 +172,11 @@ func redisConfig(cfg *config.Config) (idem.RedisConfig, error) {
 
 // lateClaims opens its authority at the first use. After a mistake of configuration it reads files anew, so
 // that a password mended on disk is used without a restart.
-type lateClaims struct {
-	open func() (*idem.Redis, error)
-
-	mu     sync.Mutex
-	r      *idem.Redis
-	closed bool
-}
-
-var errClaimsClosed = errors.New("cannot claim: the authority is closed")
-
-func (l *lateClaims) get() (*idem.Redis, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
-		return nil, errClaimsClosed
-	}
-	if l.r == nil {
-		r, err := l.open()
-		if err != nil {
-			return nil, err
-		}
-		l.r = r
-	}
-	return l.r, nil
-}
+type lateClaims struct{ late[*idem.Redis] }
 
 // Claim answers every claim; see idem.Authority.
 func (l *lateClaims) Claim(ctx context.Context, claims []idem.Claim) []idem.Outcome {
-	r, err := l.get()
+	r, err := l.get(ctx)
 	if err == nil {
 		return r.Claim(ctx, claims)
 	}
@@ -183,7 +190,7 @@ func (l *lateClaims) Claim(ctx context.Context, claims []idem.Claim) []idem.Outc
 // Ping says whether claims can be made, and makes one of no scan: a server may let in whom it allows no claim,
 // and a full one still answers.
 func (l *lateClaims) Ping(ctx context.Context) error {
-	r, err := l.get()
+	r, err := l.get(ctx)
 	if err != nil {
 		return err
 	}
@@ -193,12 +200,7 @@ func (l *lateClaims) Ping(ctx context.Context) error {
 	}
 	var mistake *idem.ConfigError
 	if errors.As(err, &mistake) {
-		l.mu.Lock()
-		if l.r == r {
-			l.r = nil
-			r.Close()
-		}
-		l.mu.Unlock()
+		l.again(r)
 	}
 	return err
 }
@@ -207,31 +209,10 @@ func (l *lateClaims) Ping(ctx context.Context) error {
 func (l *lateClaims) Resets() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.r == nil {
+	if !l.opened {
 		return 0
 	}
-	return l.r.Resets()
-}
-
-// Notes are remarks about the servers.
-func (l *lateClaims) Notes() []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.r == nil {
-		return nil
-	}
-	return l.r.Notes()
-}
-
-// Close closes what is open.
-func (l *lateClaims) Close() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.closed = true
-	if l.r == nil {
-		return nil
-	}
-	return l.r.Close()
+	return l.store.Resets()
 }
 
 // clockedLedger is a ledger whose clock is the fleet's reference.
@@ -239,7 +220,7 @@ type clockedLedger struct{ *lateLedger }
 
 // Clock asks the ledger for the time.
 func (l clockedLedger) Clock(ctx context.Context) (window.UTC, time.Duration, error) {
-	g, err := l.get()
+	g, err := l.get(ctx)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -252,6 +233,18 @@ func (l clockedLedger) Clock(ctx context.Context) (window.UTC, time.Duration, er
 	return k.Clock(ctx)
 }
 
+// Fence waits until the rows that are visible are as durable as acknowledged ones.
+func (l clockedLedger) Fence(ctx context.Context) error {
+	g, err := l.get(ctx)
+	if err != nil {
+		return err
+	}
+	if k, ok := g.(interface{ Fence(context.Context) error }); ok {
+		return k.Fence(ctx)
+	}
+	return nil
+}
+
 // forwardLedger is the ledger as the forwarder uses it: an embedded one has no clock but the agent's own.
 func forwardLedger(cfg *config.Config, l *lateLedger) ledger.Ledger {
 	if cfg.Ledger.Backend == "embedded" {
@@ -260,36 +253,15 @@ func forwardLedger(cfg *config.Config, l *lateLedger) ledger.Ledger {
 	return clockedLedger{l}
 }
 
-// lateLedger opens its ledger at the first use and again until it works: a ledger that cannot be opened is an
-// outage, not a reason to stop capturing.
-type lateLedger struct {
-	open func() (ledger.Ledger, error)
+// lateLedger is the ledger, opened when it is needed.
+type lateLedger struct{ late[ledger.Ledger] }
 
-	mu     sync.Mutex
-	l      ledger.Ledger
-	closed bool
-}
-
-var errLedgerClosed = errors.New("cannot use the ledger: it is closed")
-
-func (l *lateLedger) get() (ledger.Ledger, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
-		return nil, errLedgerClosed
-	}
-	if l.l == nil {
-		opened, err := l.open()
-		if err != nil {
-			return nil, err
-		}
-		l.l = opened
-	}
-	return l.l, nil
+func newLateLedger(open func() (ledger.Ledger, error)) *lateLedger {
+	return &lateLedger{late[ledger.Ledger]{open: open}}
 }
 
 func (l *lateLedger) Insert(ctx context.Context, rows []ledger.Row) (ledger.Inserted, error) {
-	g, err := l.get()
+	g, err := l.get(ctx)
 	if err != nil {
 		return ledger.Inserted{}, err
 	}
@@ -297,7 +269,7 @@ func (l *lateLedger) Insert(ctx context.Context, rows []ledger.Row) (ledger.Inse
 }
 
 func (l *lateLedger) Standing(ctx context.Context, probes []ledger.Probe) ([]ledger.Standing, error) {
-	g, err := l.get()
+	g, err := l.get(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -305,15 +277,59 @@ func (l *lateLedger) Standing(ctx context.Context, probes []ledger.Probe) ([]led
 }
 
 func (l *lateLedger) AppendLines(ctx context.Context, lines []ledger.Line) error {
-	g, err := l.get()
+	g, err := l.get(ctx)
 	if err != nil {
 		return err
 	}
 	return g.AppendLines(ctx, lines)
 }
 
+func (l *lateLedger) AppendChain(ctx context.Context, records []ledger.ChainRecord) error {
+	g, err := l.get(ctx)
+	if err != nil {
+		return err
+	}
+	return g.AppendChain(ctx, records)
+}
+
+func (l *lateLedger) Ingest(ctx context.Context, asks []ledger.Ingest) ([]ledger.Ingested, error) {
+	g, err := l.get(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return g.Ingest(ctx, asks)
+}
+
+func (l *lateLedger) Chain(ctx context.Context, yield func(ledger.ChainRecord) error) error {
+	g, err := l.get(ctx)
+	if err != nil {
+		return err
+	}
+	return g.Chain(ctx, yield)
+}
+
+func (l *lateLedger) ChainHeads(ctx context.Context) ([]ledger.ChainHead, error) {
+	g, err := l.get(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return g.ChainHeads(ctx)
+}
+
+// Retain removes old lines from a ledger that lets the agent do so; see ledger.Embedded.
+func (l *lateLedger) Retain(ctx context.Context, before window.UTC) (int, error) {
+	g, err := l.get(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if e, ok := g.(*ledger.Embedded); ok {
+		return e.Retain(ctx, before)
+	}
+	return 0, nil
+}
+
 func (l *lateLedger) Rows(ctx context.Context, s ledger.Span, yield func(ledger.Row) error) error {
-	g, err := l.get()
+	g, err := l.get(ctx)
 	if err != nil {
 		return err
 	}
@@ -321,7 +337,7 @@ func (l *lateLedger) Rows(ctx context.Context, s ledger.Span, yield func(ledger.
 }
 
 func (l *lateLedger) Lines(ctx context.Context, s ledger.Span, yield func(ledger.Line) error) error {
-	g, err := l.get()
+	g, err := l.get(ctx)
 	if err != nil {
 		return err
 	}
@@ -329,7 +345,7 @@ func (l *lateLedger) Lines(ctx context.Context, s ledger.Span, yield func(ledger
 }
 
 func (l *lateLedger) Find(ctx context.Context, prefix string, limit int) ([]ledger.Row, error) {
-	g, err := l.get()
+	g, err := l.get(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -337,7 +353,7 @@ func (l *lateLedger) Find(ctx context.Context, prefix string, limit int) ([]ledg
 }
 
 func (l *lateLedger) LinesOf(ctx context.Context, key idem.Key) ([]ledger.Line, error) {
-	g, err := l.get()
+	g, err := l.get(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -345,7 +361,7 @@ func (l *lateLedger) LinesOf(ctx context.Context, key idem.Key) ([]ledger.Line, 
 }
 
 func (l *lateLedger) Ping(ctx context.Context) error {
-	g, err := l.get()
+	g, err := l.get(ctx)
 	if err != nil {
 		return err
 	}
@@ -353,19 +369,9 @@ func (l *lateLedger) Ping(ctx context.Context) error {
 }
 
 func (l *lateLedger) Count(ctx context.Context) (int64, error) {
-	g, err := l.get()
+	g, err := l.get(ctx)
 	if err != nil {
 		return 0, err
 	}
 	return g.Count(ctx)
-}
-
-func (l *lateLedger) Close() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.closed = true
-	if l.l == nil {
-		return nil
-	}
-	return l.l.Close()
 }

@@ -3,10 +3,15 @@ package agent
 import (
 	"context"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"log/slog"
 	"strconv"
+	"strings"
 
+	"scanonce/capture"
 	"scanonce/idem"
 	"scanonce/internal/events"
 	"scanonce/spool"
@@ -129,7 +134,7 @@ func (e *acceptedBody) AppendJSONFields(b []byte) []byte {
 }
 
 func acceptedEntry(r *spool.Record, online bool) events.Entry {
-	return events.Entry{Kind: "accepted", At: r.At, Stream: streamCaptured, Mark: r.Seq, Body: &acceptedBody{partOf(r), online, r.Item}}
+	return events.Entry{Kind: "accepted", At: r.Taken(), Stream: streamCaptured, Mark: r.Seq, Body: &acceptedBody{partOf(r), online, r.Item}}
 }
 
 type duplicateBody struct {
@@ -182,9 +187,9 @@ func settledEntries(number uint64, records []forward.Settled, at window.UTC) []e
 		e := events.Entry{At: at, Stream: streamSettled, Mark: number}
 		switch {
 		case s.Verdict.State == spool.Committed:
-			e.Kind, e.Body = "committed", &committedBody{partOf(&s.Record), s.Verdict.CommittedAt, s.Record.Quality}
-		case !s.Record.IsDuplicate():
-			part := partOf(&s.Record)
+			e.Kind, e.Body = "committed", &committedBody{partOf(s.Record), s.Verdict.CommittedAt, s.Record.Quality}
+		case s.Verdict.State == spool.Suppressed && !s.Record.IsDuplicate():
+			part := partOf(s.Record)
 			part.key = s.Verdict.Key
 			e.Kind, e.Body = "duplicate", &duplicateBody{part, s.Verdict.Winner, 0, s.Verdict.Reason, false}
 		default:
@@ -215,10 +220,17 @@ type labelBody struct {
 	RxToken *string `json:"rx_token"`
 }
 
+// labelLive is what only an application that listens gets of a label; a group that the label lacks is null.
 type labelLive struct {
-	Rx     string `json:"rx"`
-	Refill string `json:"refill"`
-	Store  string `json:"store"`
+	hidden
+	rx capture.Rx
+}
+
+// AppendJSONFields writes the event's fields.
+func (e labelLive) AppendJSONFields(b []byte) []byte {
+	b = appendSecret(append(b, `"rx":`...), e.rx.Rx)
+	b = appendSecret(append(b, `,"refill":`...), e.rx.Refill)
+	return appendSecret(append(b, `,"store":`...), e.rx.Store)
 }
 
 type unknownBody struct {
@@ -227,9 +239,35 @@ type unknownBody struct {
 	Length    int     `json:"length"`
 }
 
+// unknownLive is what only an application that listens gets of a text that names no item.
 type unknownLive struct {
-	Text string `json:"text"`
+	hidden
+	text capture.Secret
 }
+
+// AppendJSONFields writes the event's fields.
+func (e unknownLive) AppendJSONFields(b []byte) []byte {
+	return appendSecret(append(b, `"text":`...), e.text)
+}
+
+func appendSecret(b []byte, s capture.Secret) []byte {
+	if s == "" {
+		return append(b, "null"...)
+	}
+	j, err := json.Marshal(s.Reveal())
+	if err != nil {
+		return append(b, "null"...) // a string always marshals
+	}
+	return append(b, j...)
+}
+
+// hidden makes what embeds it print as nothing but this: it holds a payload or a patient's data.
+type hidden struct{}
+
+func (hidden) String() string                 { return "[hidden]" }
+func (h hidden) Format(f fmt.State, _ rune)   { io.WriteString(f, h.String()) }
+func (h hidden) LogValue() slog.Value         { return slog.StringValue(h.String()) }
+func (h hidden) MarshalText() ([]byte, error) { return []byte(h.String()), nil }
 
 type modeBody struct {
 	Scanner   string          `json:"scanner_id"`
@@ -302,14 +340,19 @@ func (a *agent) retell() {
 
 // Settled tells of final records; see forward.Listener.
 func (a *agent) Settled(number uint64, records []forward.Settled) {
+	a.remember(records)
 	now := a.clock.Boot()
 	for i := range records {
 		s := &records[i]
-		if s.Verdict.State == spool.Committed {
+		a.courier.Arrived(s.Record)
+		switch s.Verdict.State {
+		case spool.Committed:
 			a.metrics.committed.Inc()
 			a.metrics.commit.Observe((now - s.Record.Boot).Seconds())
-		} else {
+		case spool.Suppressed:
 			a.metrics.suppressed.WithLabelValues(s.Verdict.Reason).Inc()
+		case spool.Unaccounted:
+			a.log.Error("a duplicate is unaccounted for: what it repeats is lost, and no row stands", "event_id", s.Record.Event.String())
 		}
 	}
 	a.tell(settledEntries(number, records, a.clock.Now().T)...)
@@ -348,7 +391,15 @@ func (a *agent) LinkChanged(l forward.Link, cause error) {
 		a.tell(events.Entry{Kind: "online", At: now, Body: onlineBody{l, st.Pending, age(now, st.Oldest)}})
 	}
 	if l == forward.Offline {
+		a.suspect = a.acknowledged
 		a.log.Warn("offline: scans are kept and sent later", "error", cause)
+		var damaged *spool.DamageError
+		if errors.As(cause, &damaged) && damaged.OfState() {
+			a.alarms.clear(alarmOffline)
+			a.alarms.clear(alarmLedgerConfig)
+			a.alarms.set(alarmStateDamage, damaged.Error()+"; scans are kept, and none is sent", "restart the agent, which heals it: nothing is lost; then check the disk under the state folder")
+			return
+		}
 		if detail, hint, ok := configError(cause); ok {
 			a.alarms.clear(alarmOffline)
 			a.alarms.set(alarmLedgerConfig, detail, hint+"; scans are kept meanwhile")
@@ -358,10 +409,13 @@ func (a *agent) LinkChanged(l forward.Link, cause error) {
 		a.alarms.set(alarmOffline, cause.Error(), "nothing is lost: scans are kept and sent when the ledger answers again")
 		return
 	}
+	a.askWhetherThere()
 	a.log.Info("link", "state", l, "backlog", st.Pending)
 	a.alarms.clear(alarmOffline)
 	a.alarms.clear(alarmLedgerConfig)
 }
+
+const ledgerDecides = "the ledger decides meanwhile"
 
 // ClaimsChanged tells that the claim authority is away, or back; see forward.Listener.
 func (a *agent) ClaimsChanged(cause error) {
@@ -374,7 +428,10 @@ func (a *agent) ClaimsChanged(cause error) {
 	a.log.Warn("claims cannot be made; the ledger decides alone", "error", cause)
 	if detail, hint, ok := configError(cause); ok {
 		a.alarms.clear(alarmClaims)
-		a.alarms.set(alarmClaimsConfig, detail, hint+"; the ledger decides meanwhile")
+		if !strings.HasSuffix(hint, ledgerDecides) {
+			hint += "; " + ledgerDecides
+		}
+		a.alarms.set(alarmClaimsConfig, detail, hint)
 		return
 	}
 	a.alarms.clear(alarmClaimsConfig)
@@ -384,7 +441,7 @@ func (a *agent) ClaimsChanged(cause error) {
 // Quarantined tells of records that the ledger can never take; see forward.Listener.
 func (a *agent) Quarantined(n int, detail string) {
 	a.log.Error("records set aside: the ledger refuses them for good", "records", n, "reason", detail)
-	a.alarms.set(alarmQuarantined, fmt.Sprintf("records are set aside that the ledger refuses: %s", detail), "look at them with scanonce spool ls and call support; nothing else is held up")
+	a.alarms.set(alarmQuarantined, fmt.Sprintf("records are set aside that the ledger refuses: %s", detail), quarantineHint)
 }
 
 func (a *agent) clockStepped(st window.Step) {
@@ -404,7 +461,7 @@ func (a *agent) watchSpool() {
 	fill := a.spool.Fill()
 	switch {
 	case fill >= 1:
-		a.alarms.set(alarmSpoolFull, "the spool is full: scans are refused", "bring the ledger back, or raise spool.max_records or spool.max_bytes")
+		a.alarms.set(alarmSpoolFull, "the spool is full: scans are refused", a.makeRoom()+", or raise spool.max_records or spool.max_bytes")
 	case fill < a.cfg.Spool.WarnAt:
 		a.alarms.clear(alarmSpoolFull)
 		a.alarms.clear(alarmSpoolFill)
@@ -412,5 +469,13 @@ func (a *agent) watchSpool() {
 	default:
 		a.alarms.clear(alarmSpoolFull)
 	}
-	a.alarms.set(alarmSpoolFill, "the spool is filling up", "bring the ledger back; at 100 % scans are refused")
+	a.alarms.set(alarmSpoolFill, "the spool is filling up", a.makeRoom()+"; at 100 % scans are refused")
+}
+
+// makeRoom is what empties the spool: the ledger, or, if that answers, somebody who sees to what it refuses.
+func (a *agent) makeRoom() string {
+	if a.spool.Waiting() && a.forward.Online() {
+		return "see to the records that scanonce spool ls lists as quarantined or held, with scanonce spool requeue or discard: each keeps its file"
+	}
+	return "bring the ledger back"
 }

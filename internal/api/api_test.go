@@ -60,6 +60,8 @@ func TestMain(m *testing.M) {
 
 // fake is the agent behind the interface.
 type fake struct {
+	Operations // see operations_test.go
+
 	mu       sync.Mutex
 	calls    []string
 	err      error // of every answer
@@ -122,6 +124,50 @@ func (f *fake) SameAgain(_ context.Context, scanner, eventID string) (SameAgain,
 	return SameAgain{Outcome: "accepted", EventID: "new", Key: "scan:idem:1"}, err
 }
 
+func (f *fake) Scan(_ context.Context, q ScanRequest) (ScanAnswer, error) {
+	at, index, of := "now", int64(7), "first"
+	if q.CapturedAt != nil {
+		at = q.CapturedAt.String()
+	}
+	err := f.called("scan %s %q %s %s %d %q", q.Scanner, string(q.Data), q.Symbology, at, q.Quantity, q.Key)
+	switch {
+	case err != nil:
+		return ScanAnswer{}, err
+	case strings.HasPrefix(string(q.Data), "SCANONCE"):
+		return ScanAnswer{Outcome: "control", Kind: "mode"}, nil
+	case q.Data == "again":
+		return ScanAnswer{Outcome: "duplicate", EventID: "second", Key: "scan:idem:1", WindowIndex: &index, DuplicateOf: &of}, nil
+	}
+	return ScanAnswer{Outcome: "accepted", EventID: "first", Key: "scan:idem:1", WindowIndex: &index}, nil
+}
+
+func (f *fake) Reload(context.Context) (Reloaded, error) {
+	return Reloaded{OK: true, RestartNeeded: []string{"forward.batch"}}, f.called("reload")
+}
+
+func (f *fake) AuditVerify(_ context.Context, ledger bool) (AuditReport, error) {
+	return AuditReport{OK: true, Lines: 3}, f.called("audit verify %t", ledger)
+}
+
+func (f *fake) Discard(_ context.Context, q Discard) (int, error) {
+	return len(q.EventIDs), f.called("discard %d %s", len(q.EventIDs), q.By)
+}
+
+func (f *fake) Batches(_ context.Context, yield func(Batch) error) error {
+	if err := f.called("batches"); err != nil {
+		return err
+	}
+	return yield(Batch{BatchID: "019aceee-0000-7000-8000-000000000001", ScannerID: "SCN-04", Count: 50, Held: 50})
+}
+
+func (f *fake) ConfirmBatch(_ context.Context, id string) (int, error) {
+	return 50, f.called("confirm %s", id)
+}
+
+func (f *fake) DiscardBatch(_ context.Context, id, by string) (int, error) {
+	return 49, f.called("discard %s %s", id, by)
+}
+
 func (f *fake) Requeue(_ context.Context, events []string, all bool) (int, error) {
 	return max(len(events), 1), f.called("requeue %d %t", len(events), all)
 }
@@ -159,6 +205,18 @@ func (f *fake) SpoolExport(_ context.Context, w io.Writer) error {
 	return err
 }
 
+func (f *fake) SpoolVerify(context.Context) (SpoolReport, error) {
+	return SpoolReport{Records: 5, Readable: 4, Unaccounted: 1, Segments: 2}, f.called("verify")
+}
+
+func (f *fake) SpoolBackup(_ context.Context, w io.Writer) error {
+	if err := f.called("backup"); err != nil {
+		return err
+	}
+	_, err := io.WriteString(w, "tar\n")
+	return err
+}
+
 func (f *fake) LedgerExport(_ context.Context, format Format, since, until *window.UTC, w io.Writer) error {
 	f.sawSince, f.sawUntil = since, until
 	if err := f.called("ledger %s", format); err != nil {
@@ -168,12 +226,26 @@ func (f *fake) LedgerExport(_ context.Context, format Format, since, until *wind
 	return err
 }
 
-func (f *fake) Audit(_ context.Context, since, until *window.UTC, yield func(AuditEntry) error) error {
+func (f *fake) Audit(_ context.Context, since, until *window.UTC, yield func(AuditItem) error) error {
 	f.sawSince, f.sawUntil = since, until
 	if err := f.called("audit"); err != nil {
 		return err
 	}
-	return yield(AuditEntry{EventID: "1", Outcome: "committed", At: testInstant})
+	return errors.Join(yield(AuditItem{Line: &AuditEntry{EventID: "1", Outcome: "committed", At: testInstant}}),
+		yield(AuditItem{Record: &AuditRecord{SpoolEpoch: "aa", Seq: 1, EventIDs: []string{"1"}}}))
+}
+
+func (f *fake) Conflicts(_ context.Context, yield func(Conflict) error) error {
+	return f.called("conflicts")
+}
+
+func (f *fake) PendingOperations(_ context.Context, yield func(PendingOperation) error) error {
+	return f.called("operations")
+}
+
+func (f *fake) AuditHead(context.Context) (AuditHead, error) {
+	hash := "aa"
+	return AuditHead{AgentID: "agent-a", Hash: &hash}, f.called("audit head")
 }
 
 func (f *fake) Ready() error { return f.ready }
@@ -346,6 +418,25 @@ func TestAnswers(t *testing.T) {
 		{call{method: "POST", path: "/v1/spool/requeue"}, 400, "bad_json", ""},
 		{call{method: "POST", path: "/v1/spool/requeue", body: `{"events":["e1"]}`}, 400, "bad_json", ""},
 		{call{method: "GET", path: "/v1/spool/requeue"}, 405, "wrong_method", ""},
+		{call{method: "POST", path: "/v1/spool/discard", body: `{"event_ids":["e1","e2"],"by":"J. Doe"}`}, 200, `{"discarded":2}`, "discard 2 J. Doe"},
+		{call{method: "POST", path: "/v1/spool/discard", body: `{"event_ids":["e1"]}`}, 400, "field_missing", ""},
+		{call{method: "POST", path: "/v1/spool/discard", body: `{"by":"J. Doe"}`}, 400, "field_missing", ""},
+		{call{method: "POST", path: "/v1/spool/discard", body: `{"event_ids":["e1"],"by":"J. Doe","all":true}`}, 400, "bad_json", ""},
+		{call{method: "GET", path: "/v1/spool/discard"}, 405, "wrong_method", ""},
+		{call{method: "POST", path: "/v1/spool/verify"}, 200, `{"records":5,"readable":4,"unaccounted":1,"segments":2,"damaged":[]}`, "verify"},
+		{call{method: "POST", path: "/v1/spool/verify", body: "{}"}, 200, "", "verify"},
+		{call{method: "POST", path: "/v1/spool/verify", body: `{"path":"/"}`}, 400, "bad_json", ""},
+		{call{method: "GET", path: "/v1/spool/verify"}, 405, "wrong_method", ""},
+		{call{method: "POST", path: "/v1/spool/backup"}, 200, "tar", "backup"},
+		{call{method: "POST", path: "/v1/spool/backup", body: "x"}, 400, "bad_json", ""},
+		{call{method: "POST", path: "/v1/audit/verify"}, 200, `{"ok":true,"lines":3,"records":0,"declared_gaps":0,"first_bad":null,"ledger_only":null,"audit_only":null}`, "audit verify false"},
+		{call{method: "POST", path: "/v1/audit/verify", body: `{"ledger":true}`}, 200, "", "audit verify true"},
+		{call{method: "POST", path: "/v1/audit/verify", body: `{"file":"/etc/passwd"}`}, 400, "bad_json", ""},
+		{call{method: "GET", path: "/v1/audit/verify"}, 405, "wrong_method", ""},
+		{call{method: "POST", path: "/v1/reload"}, 200, `{"ok":true,"restart_needed":["forward.batch"]}`, "reload"},
+		{call{method: "POST", path: "/v1/reload", body: "{}"}, 200, "", "reload"},
+		{call{method: "POST", path: "/v1/reload", body: `{"file":"/etc/passwd"}`}, 400, "bad_json", ""},
+		{call{method: "GET", path: "/v1/reload"}, 405, "wrong_method", ""},
 		{call{method: "GET", path: "/v1/explain/scan:idem:fc903c16"}, 200, `{"key":"scan:idem:fc903c16","ledger":null,"audit":[],"text":"told"}`, "explain scan:idem:fc903c16"},
 		{call{method: "GET", path: "/v1/spool?limit=2"}, 200, "", "spool 2"},
 		{call{method: "GET", path: "/v1/spool"}, 200, "", "spool 0"},
@@ -358,11 +449,14 @@ func TestAnswers(t *testing.T) {
 		{call{method: "GET", path: "/v1/ledger?since=yesterday"}, 400, "bad_query", ""},
 		{call{method: "GET", path: "/v1/audit?until=now"}, 400, "bad_query", ""},
 		{call{method: "GET", path: "/v1/audit"}, 200, "", "audit"},
+		{call{method: "GET", path: "/v1/audit/head"}, 200, `{"agent_id":"agent-a","hash":"aa"}`, "audit head"},
 		{call{method: "GET", path: "/healthz"}, 200, "ok", ""},
 		{call{method: "GET", path: "/readyz"}, 200, "ok", ""},
 		{call{method: "GET", path: "/metrics"}, 200, "scanonce_up 1", ""},
 		{call{method: "GET", path: "/nope"}, 404, "unknown_path", ""},
 		{call{method: "GET", path: "/v1/scanners/SCN-04/02/mode"}, 404, "unknown_path", ""},
+		{call{method: "GET", path: "//v1/status"}, 404, "unknown_path", ""},
+		{call{method: "POST", path: "/v1//status"}, 404, "unknown_path", ""},
 		{call{method: "DELETE", path: "/v1/status"}, 405, "wrong_method", ""},
 		{call{method: "GET", path: "/v1/scanners/SCN-04/mode"}, 405, "wrong_method", ""},
 	} {
@@ -375,6 +469,12 @@ func TestAnswers(t *testing.T) {
 			r.problem(resp, body, c.status, c.want)
 		} else if resp.StatusCode != c.status || c.want != "" && body != c.want+"\n" {
 			t.Errorf("%s: %s %s", name, resp.Status, body)
+		}
+	}
+	// What is wrong with a field is told in words of JSON, and a number that does not fit is not repeated.
+	for body, want := range map[string]string{`{"scan_type":4532015112830366}`: "the field scan_type cannot be of type number", `["x"]`: "it is no object but of type array"} {
+		if _, b := r.raw(call{method: "PUT", path: "/v1/scanners/SCN-04/mode", body: body}); !strings.Contains(b, want) || strings.Contains(b, "Go ") || strings.Contains(b, "45320") {
+			t.Errorf("%s: %s", body, b)
 		}
 	}
 	resp, _ := r.raw(call{method: "POST", path: "/v1/scanners/SCN-04/mode"})
@@ -449,6 +549,13 @@ func TestClient(t *testing.T) {
 	if a, err = c.SameAgain(ctx, "SCN-04", "e1"); err != nil || a.EventID != "new" {
 		t.Fatal(a, err)
 	}
+	if v, err := c.SpoolVerify(ctx); err != nil || v.Records != 5 || v.Readable != 4 || v.Unaccounted != 1 || v.Segments != 2 {
+		t.Fatal(v, err)
+	}
+	var tar strings.Builder
+	if err := c.SpoolBackup(ctx, &tar); err != nil || tar.String() != "tar\n" {
+		t.Fatal(tar.String(), err)
+	}
 	r.fake.took()
 	n, err := c.Requeue(ctx, nil, true)
 	if err != nil || n != 1 {
@@ -459,7 +566,23 @@ func TestClient(t *testing.T) {
 	if n, err = c.Requeue(ctx, many, false); err != nil || n != 2500 {
 		t.Fatal(n, err)
 	}
-	if got := strings.Join(r.fake.took(), ";"); got != "requeue 0 true;requeue 1000 false;requeue 1000 false;requeue 500 false" {
+	if n, err = c.Discard(ctx, Discard{many[:1500], "J. Doe"}); err != nil || n != 1500 {
+		t.Fatal(n, err)
+	}
+	if got := strings.Join(r.fake.took(), ";"); got != "requeue 0 true;requeue 1000 false;requeue 1000 false;requeue 500 false;discard 1000 J. Doe;discard 500 J. Doe" {
+		t.Fatal(got)
+	}
+	var held []Batch
+	if err := c.Batches(ctx, func(b Batch) error { held = append(held, b); return nil }); err != nil || len(held) != 1 || held[0].Held != 50 {
+		t.Fatal(held, err)
+	}
+	if n, err = c.ConfirmBatch(ctx, "a b"); err != nil || n != 50 {
+		t.Fatal(n, err)
+	}
+	if n, err = c.DiscardBatch(ctx, "a/b", "J. Doe"); err != nil || n != 49 {
+		t.Fatal(n, err)
+	}
+	if got := strings.Join(r.fake.took(), ";"); got != "batches;confirm a b;discard a/b J. Doe" {
 		t.Fatal(got)
 	}
 	x, err := c.Explain(ctx, "fc903c16")
@@ -479,8 +602,18 @@ func TestClient(t *testing.T) {
 	if err := c.Spool(ctx, 2, func(e SpoolEntry) error { ids = append(ids, e.EventID); return nil }); err != nil || !slices.Equal(ids, []string{"0", "1"}) {
 		t.Fatal(ids, err)
 	}
-	if err := c.Audit(ctx, nil, &since, func(e AuditEntry) error { ids = append(ids, e.Outcome); return nil }); err != nil || ids[2] != "committed" {
+	if err := c.Audit(ctx, nil, &since, func(i AuditItem) error {
+		if i.Record != nil {
+			ids = append(ids, i.Record.EventIDs...)
+		} else {
+			ids = append(ids, i.Line.Outcome)
+		}
+		return nil
+	}); err != nil || !slices.Equal(ids[2:], []string{"committed", "1"}) {
 		t.Fatal(ids, err)
+	}
+	if h, err := c.AuditHead(ctx); err != nil || h.AgentID != "agent-a" || *h.Hash != "aa" {
+		t.Fatal(h, err)
 	}
 	stop := errors.New("stop")
 	if err := c.Spool(ctx, 0, func(SpoolEntry) error { return stop }); err != stop {
@@ -606,10 +739,81 @@ func TestIdempotencyKey(t *testing.T) {
 	}
 }
 
+// Streams and connections that nothing comes over leave room for short requests, however many there are.
+func TestStreamsLeaveRoom(t *testing.T) {
+	r := newRig(t, nil)
+	open := func() (net.Conn, *bufio.Reader) {
+		t.Helper()
+		c, err := net.Dial("unix", r.config.Socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		c.SetDeadline(time.Now().Add(30 * time.Second))
+		return c, bufio.NewReader(c)
+	}
+	get := func(c net.Conn, br *bufio.Reader, path string) (*http.Response, string) {
+		t.Helper()
+		if _, err := io.WriteString(c, "GET "+path+" HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.ReadResponse(br, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if resp.Header.Get("Content-Type") == "text/event-stream" {
+			return resp, ""
+		}
+		b, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp, string(b)
+	}
+	var first net.Conn // of the streams
+	for n := range maxConns + 50 {
+		c, br := open()
+		if resp, body := get(c, br, "/v1/events"); n >= maxStreams {
+			r.problem(resp, body, 503, "too_many_streams")
+		} else if resp.StatusCode != 200 {
+			t.Fatalf("stream %d: %s", n, resp.Status)
+		}
+		if n == 0 {
+			first = c
+		}
+	}
+	if n := r.server.Stats().Streams; n != maxStreams {
+		t.Errorf("%d streams", n)
+	}
+	var idle []net.Conn
+	var last *bufio.Reader
+	for range maxConns + 50 {
+		c, br := open()
+		if resp, body := get(c, br, "/healthz"); resp.StatusCode != 200 {
+			t.Fatal(body)
+		}
+		idle, last = append(idle, c), br
+	}
+	if _, err := idle[0].Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("the connection that has been idle for longest: %v", err)
+	}
+	if resp, body := get(idle[len(idle)-1], last, "/healthz"); resp.StatusCode != 200 {
+		t.Errorf("the last one: %s", body)
+	}
+	// A stream that ends makes room for another.
+	first.Close()
+	for end := time.Now().Add(time.Minute); r.server.Stats().Streams == maxStreams && time.Now().Before(end); {
+		runtime.Gosched()
+	}
+	if resp, body := get(idle[len(idle)-1], last, "/v1/events"); resp.StatusCode != 200 {
+		t.Errorf("behind the end of a stream: %s", body)
+	}
+}
+
 func TestAnswersAreBounded(t *testing.T) {
 	a := answers{boot: func() time.Duration { return 0 }}
 	for i := range maxAnswers + 5 {
-		if _, err := a.do(t.Context(), fmt.Sprint(i), [32]byte{}, func() answer { return answer{status: 200} }); err != nil {
+		if _, err := a.do(t.Context(), fmt.Sprint(i), [32]byte{}, false, func() answer { return answer{status: 200} }); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -113,10 +113,16 @@ func (c *Client) send(ctx context.Context, method, path string, query url.Values
 
 func readProblem(resp *http.Response) error {
 	e := &Error{Status: resp.StatusCode, Reason: "unknown", Detail: "cannot do this: the agent answered " + resp.Status, Hint: "check that agent and command are of one version"}
-	var p problemDetails
+	var p struct {
+		problemDetails
+		Current json.RawMessage `json:"current"`
+	}
 	b, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
 	if err == nil && json.Unmarshal(b, &p) == nil && p.Detail != "" {
-		e.Reason, e.Detail, e.Hint = p.Reason, p.Detail, p.Hint
+		e.Reason, e.Detail, e.Hint, e.Result = p.Reason, p.Detail, p.Hint, p.Result
+		if p.Current != nil {
+			e.Current = p.Current
+		}
 	}
 	return e
 }
@@ -231,6 +237,19 @@ func (c *Client) SpoolExport(ctx context.Context, w io.Writer) error {
 	return c.copy(ctx, "/v1/spool/export", nil, w)
 }
 
+// SpoolVerify reads every record of the spool.
+func (c *Client) SpoolVerify(ctx context.Context) (SpoolReport, error) {
+	var r SpoolReport
+	err := c.call(ctx, http.MethodPost, "/v1/spool/verify", nil, &r)
+	return r, err
+}
+
+// SpoolBackup writes a consistent copy of the spool, a tar file.
+func (c *Client) SpoolBackup(ctx context.Context, w io.Writer) error {
+	resp, err := c.send(ctx, http.MethodPost, "/v1/spool/backup", nil, nil, nil)
+	return copyBody(resp, err, w)
+}
+
 // LedgerExport writes the rows captured in [since, until); nil is no limit.
 func (c *Client) LedgerExport(ctx context.Context, format Format, since, until *window.UTC, w io.Writer) error {
 	q := intervalQuery(since, until)
@@ -238,8 +257,15 @@ func (c *Client) LedgerExport(ctx context.Context, format Format, since, until *
 	return c.copy(ctx, "/v1/ledger", q, w)
 }
 
-// Audit yields the audit lines decided in [since, until).
-func (c *Client) Audit(ctx context.Context, since, until *window.UTC, yield func(AuditEntry) error) error {
+// AuditHead returns the end of the agent's own chain.
+func (c *Client) AuditHead(ctx context.Context) (AuditHead, error) {
+	var h AuditHead
+	err := c.call(ctx, http.MethodGet, "/v1/audit/head", nil, &h)
+	return h, err
+}
+
+// Audit yields the audit trail; see Reader.
+func (c *Client) Audit(ctx context.Context, since, until *window.UTC, yield func(AuditItem) error) error {
 	return lines(ctx, c, "/v1/audit", intervalQuery(since, until), yield)
 }
 
@@ -256,6 +282,10 @@ func intervalQuery(since, until *window.UTC) url.Values {
 
 func (c *Client) copy(ctx context.Context, path string, q url.Values, w io.Writer) error {
 	resp, err := c.send(ctx, http.MethodGet, path, q, nil, nil)
+	return copyBody(resp, err, w)
+}
+
+func copyBody(resp *http.Response, err error, w io.Writer) error {
 	if err != nil {
 		return err
 	}

@@ -27,33 +27,84 @@ const (
 
 type handler func(w http.ResponseWriter, r *http.Request) error
 
-// methods answers one path.
+// methods answers one path. What has no HEAD of its own answers it as GET.
 type methods map[string]handler
+
+// table has the methods of each path of the interface. docs/openapi.yaml describes exactly these.
+func (s *Server) table(metrics http.Handler) map[string]methods {
+	get := func(h handler) methods { return methods{http.MethodGet: h} }
+	put := func(do commandFunc) methods { return methods{http.MethodPut: s.command(do)} }
+	post := func(do commandFunc) methods { return methods{http.MethodPost: s.command(do)} }
+	t := map[string]methods{
+		"/v1/status":                          get(s.status),
+		"/v1/events":                          {http.MethodGet: s.follow, http.MethodHead: s.position},
+		"/v1/events/ack":                      {http.MethodPost: s.ack},
+		"/v1/scans":                           post(s.scan),
+		"/v1/scanners/{id}/mode":              put(s.setMode),
+		"/v1/scanners/{id}/quantity":          put(s.setQuantity),
+		"/v1/scanners/{id}/same-again":        post(s.sameAgain),
+		"/v1/claims/{correlation_id}":         {http.MethodGet: s.claim, http.MethodPut: s.command(s.putClaim)},
+		"/v1/claims/{correlation_id}/advance": post(s.advanceClaim),
+		"/v1/pa/pends":                        {http.MethodPost: s.caseCommand(s.pend)},
+		"/v1/pa/cases/{case_id}":              get(s.paCase),
+		"/v1/pa/cases/{case_id}/transition":   {http.MethodPost: s.caseCommand(s.transition)},
+		"/v1/conflicts":                       get(s.conflicts),
+		"/v1/conflicts/resolve":               post(s.resolve),
+		"/v1/operations":                      get(s.pendingOperations),
+		"/v1/devices":                         get(s.devices),
+		"/v1/explain/{key}":                   get(s.explain),
+		"/v1/spool":                           get(s.spool),
+		"/v1/spool/export":                    get(s.spoolExport),
+		"/v1/spool/verify":                    {http.MethodPost: s.spoolVerify},
+		"/v1/spool/backup":                    {http.MethodPost: s.spoolBackup},
+		"/v1/spool/requeue":                   post(s.requeue),
+		"/v1/spool/discard":                   post(s.discard),
+		"/v1/batches":                         get(s.batches),
+		"/v1/batches/{id}/confirm":            post(s.confirmBatch),
+		"/v1/batches/{id}/discard":            post(s.discardBatch),
+		"/v1/audit/verify":                    {http.MethodPost: s.auditVerify},
+		"/v1/reload":                          {http.MethodPost: s.reload},
+		"/v1/ledger":                          get(s.ledger),
+		"/v1/audit":                           get(s.audit),
+		"/v1/audit/head":                      get(s.auditHead),
+		"/healthz":                            get(s.probe(s.backend.Alive, "not_alive")),
+		"/readyz":                             get(s.probe(s.backend.Ready, "not_ready")),
+		"/":                                   get(s.page.serve),
+	}
+	if metrics != nil {
+		t["/metrics"] = get(func(w http.ResponseWriter, r *http.Request) error { metrics.ServeHTTP(w, r); return nil })
+	}
+	return t
+}
+
+// Routes lists the methods and paths of the interface, "GET /v1/status", sorted. A path is as docs/openapi.yaml writes
+// it; HEAD is listed where it has an answer of its own.
+func (s *Server) Routes() []string { return slices.Clone(s.served) }
 
 func (s *Server) routes(metrics http.Handler) http.Handler {
 	mux := http.NewServeMux()
-	get := func(path string, h handler) { mux.Handle(path, s.path(methods{http.MethodGet: h})) }
-	get("/v1/status", s.status)
-	mux.Handle("/v1/events", s.path(methods{http.MethodGet: s.follow, http.MethodHead: s.position}))
-	mux.Handle("/v1/scanners/{id}/mode", s.path(methods{http.MethodPut: s.command(s.setMode)}))
-	mux.Handle("/v1/scanners/{id}/quantity", s.path(methods{http.MethodPut: s.command(s.setQuantity)}))
-	mux.Handle("/v1/scanners/{id}/same-again", s.path(methods{http.MethodPost: s.command(s.sameAgain)}))
-	get("/v1/explain/{key}", s.explain)
-	get("/v1/spool", s.spool)
-	get("/v1/spool/export", s.spoolExport)
-	mux.Handle("/v1/spool/requeue", s.path(methods{http.MethodPost: s.command(s.requeue)}))
-	get("/v1/ledger", s.ledger)
-	get("/v1/audit", s.audit)
-	get("/healthz", s.probe(s.backend.Alive, "not_alive"))
-	get("/readyz", s.probe(s.backend.Ready, "not_ready"))
-	if metrics != nil {
-		get("/metrics", func(w http.ResponseWriter, r *http.Request) error { metrics.ServeHTTP(w, r); return nil })
+	for path, m := range s.table(metrics) {
+		for method := range m {
+			s.served = append(s.served, method+" "+path)
+		}
+		if strings.HasSuffix(path, "/") {
+			path += "{$}"
+		}
+		mux.Handle(path, s.path(m))
 	}
-	get("/{$}", s.page.serve)
-	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		writeError(w, &Error{Status: http.StatusNotFound, Reason: "unknown_path", Detail: "cannot find this path", Hint: "see docs/openapi.yaml for the paths"})
-	})
-	return s.guard(mux)
+	slices.Sort(s.served)
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { unknownPath(w) })
+	return s.guard(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.Contains(r.URL.EscapedPath(), "//") { // which the mux would answer with a page about another path
+			unknownPath(w)
+			return
+		}
+		mux.ServeHTTP(w, r)
+	}))
+}
+
+func unknownPath(w http.ResponseWriter) {
+	writeError(w, &Error{Status: http.StatusNotFound, Reason: "unknown_path", Detail: "cannot find this path", Hint: "see docs/openapi.yaml for the paths"})
 }
 
 func (s *Server) path(m methods) http.Handler {
@@ -97,7 +148,7 @@ func (s *Server) problem(r *http.Request, err error) *Error {
 	return &Error{Status: http.StatusInternalServerError, Reason: "internal", Detail: "cannot answer: the agent met an error of its own", Hint: "look into the agent's log"}
 }
 
-// problemDetails is RFC 9457's object, with the members hint and reason added.
+// problemDetails is RFC 9457's object, with more members.
 type problemDetails struct {
 	Type   string `json:"type"`
 	Title  string `json:"title"`
@@ -105,12 +156,15 @@ type problemDetails struct {
 	Detail string `json:"detail"`
 	Hint   string `json:"hint"`
 	Reason string `json:"reason"`
+
+	Result  string `json:"result,omitempty"`
+	Current any    `json:"current,omitempty"`
 }
 
 func problemBody(e *Error) []byte {
-	b, err := json.Marshal(problemDetails{"about:blank", http.StatusText(e.Status), e.Status, e.Detail, e.Hint, e.Reason})
+	b, err := json.Marshal(problemDetails{"about:blank", http.StatusText(e.Status), e.Status, e.Detail, e.Hint, e.Reason, e.Result, e.Current})
 	if err != nil {
-		panic("problem details: " + err.Error()) // strings and a number
+		panic("problem details: " + err.Error()) // strings, numbers, and what can be an answer as well
 	}
 	return append(b, '\n')
 }
@@ -193,6 +247,38 @@ func (s *Server) spoolExport(w http.ResponseWriter, r *http.Request) error {
 	return s.stream(w, r, ndjson, s.backend.SpoolExport)
 }
 
+// noFields demands an empty body, or an object without fields.
+func noFields(r *http.Request) error {
+	body, err := io.ReadAll(r.Body)
+	if err != nil || len(bytes.TrimSpace(body)) == 0 {
+		return err
+	}
+	return decode(body, new(struct{}))
+}
+
+func (s *Server) spoolVerify(w http.ResponseWriter, r *http.Request) error {
+	if err := noFields(r); err != nil {
+		return err
+	}
+	return s.stream(w, r, "application/json", func(ctx context.Context, w io.Writer) error {
+		report, err := s.backend.SpoolVerify(ctx)
+		if err != nil {
+			return err
+		}
+		if report.Damaged == nil {
+			report.Damaged = []SpoolDamage{}
+		}
+		return json.NewEncoder(w).Encode(report)
+	})
+}
+
+func (s *Server) spoolBackup(w http.ResponseWriter, r *http.Request) error {
+	if err := noFields(r); err != nil {
+		return err
+	}
+	return s.stream(w, r, "application/x-tar", s.backend.SpoolBackup)
+}
+
 func (s *Server) ledger(w http.ResponseWriter, r *http.Request) error {
 	since, until, err := interval(r)
 	if err != nil {
@@ -218,8 +304,16 @@ func (s *Server) audit(w http.ResponseWriter, r *http.Request) error {
 	}
 	return s.stream(w, r, ndjson, func(ctx context.Context, w io.Writer) error {
 		enc := json.NewEncoder(w)
-		return s.backend.Audit(ctx, since, until, func(e AuditEntry) error { return enc.Encode(e) })
+		return s.backend.Audit(ctx, since, until, func(i AuditItem) error { return enc.Encode(i) })
 	})
+}
+
+func (s *Server) auditHead(w http.ResponseWriter, r *http.Request) error {
+	h, err := s.backend.AuditHead(r.Context())
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, h)
 }
 
 func interval(r *http.Request) (since, until *window.UTC, err error) {
@@ -304,8 +398,14 @@ func (s *Server) position(w http.ResponseWriter, _ *http.Request) error {
 }
 
 // follow streams events as in the HTML standard, section 9.2 "Server-sent events". The response header
-// Last-Event-ID names the position where the stream begins.
+// Last-Event-ID names the position where the stream begins. A client that names itself and no position goes on behind
+// the last event that it has acknowledged.
 func (s *Server) follow(w http.ResponseWriter, r *http.Request) error {
+	defer s.open.Add(-1)
+	if s.open.Add(1) > maxStreams {
+		return &Error{Status: http.StatusServiceUnavailable, Reason: "too_many_streams", Detail: fmt.Sprintf("cannot open another event stream: %d are open", maxStreams),
+			Hint: "close streams that nobody reads, and use one for each application"}
+	}
 	q := r.URL.Query()
 	last := r.Header.Get(lastEventID)
 	if last == "" {
@@ -319,15 +419,18 @@ func (s *Server) follow(w http.ResponseWriter, r *http.Request) error {
 			}
 		}
 	}
+	if last == "" && q.Has("client") {
+		var err error
+		if last, err = s.events.Acked(q.Get("client")); err != nil {
+			return err
+		}
+	}
 	if last == "" {
 		last = s.events.Last() // before the client learns that it is connected
 	}
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(s.streams, cancel)()
-	s.open.Add(1)
-	defer s.open.Add(-1)
-
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set(lastEventID, last)
 	w.Header().Set("X-Accel-Buffering", "no")
@@ -405,16 +508,21 @@ func appendEvent(b []byte, e Event) []byte {
 
 // --- commands
 
+// commandFunc carries out a request and returns status and body of the answer.
+type commandFunc func(ctx context.Context, r *http.Request, body []byte) (int, any, error)
+
 // command reads the whole body, and answers a repeated Idempotency-Key with the first answer.
-func (s *Server) command(do func(ctx context.Context, r *http.Request, body []byte) (int, any, error)) handler {
+func (s *Server) command(do commandFunc) handler { return s.keyed(false, do) }
+
+// caseCommand is a command about a case: what was answered before is not what stands, so each attempt is carried out
+// anew. The store knows an operation again.
+func (s *Server) caseCommand(do commandFunc) handler { return s.keyed(true, do) }
+
+func (s *Server) keyed(anew bool, do commandFunc) handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
-		body, err := io.ReadAll(r.Body)
+		body, err := readBody(r)
 		if err != nil {
-			var tooLarge *http.MaxBytesError
-			if errors.As(err, &tooLarge) {
-				return err
-			}
-			return badRequest("bad_body", "cannot read the whole request", "send it again")
+			return err
 		}
 		run := func() answer {
 			// A command that has begun is not broken off by a client that leaves.
@@ -431,7 +539,7 @@ func (s *Server) command(do func(ctx context.Context, r *http.Request, body []by
 		var a answer
 		if key := r.Header.Get(idempotencyKey); key == "" {
 			a = run()
-		} else if a, err = s.once.do(r.Context(), key, fingerprint(r, body), run); err != nil {
+		} else if a, err = s.once.do(r.Context(), key, fingerprint(r, body), anew, run); err != nil {
 			return err
 		}
 		w.Header().Set("Content-Type", a.contentType)
@@ -441,12 +549,29 @@ func (s *Server) command(do func(ctx context.Context, r *http.Request, body []by
 	}
 }
 
+func readBody(r *http.Request) ([]byte, error) {
+	body, err := io.ReadAll(r.Body)
+	var tooLarge *http.MaxBytesError
+	if err != nil && !errors.As(err, &tooLarge) {
+		err = badRequest("bad_body", "cannot read the whole request", "send it again")
+	}
+	return body, err
+}
+
 // decode reads one JSON object with no unknown field and nothing after it.
 func decode(body []byte, v any) error {
 	d := json.NewDecoder(bytes.NewReader(body))
 	d.DisallowUnknownFields()
 	if err := d.Decode(v); err != nil {
-		return badRequest("bad_json", "cannot read the request: "+strings.TrimPrefix(err.Error(), "json: "), "send one JSON object with the fields that docs/openapi.yaml names")
+		detail := strings.TrimPrefix(err.Error(), "json: ")
+		var wrong *json.UnmarshalTypeError
+		if errors.As(err, &wrong) { // its text names types of this program, and the number itself
+			kind, _, _ := strings.Cut(wrong.Value, " ")
+			if detail = "it is no object but of type " + kind; wrong.Field != "" {
+				detail = fmt.Sprintf("the field %s cannot be of type %s, or not with this value", wrong.Field, kind)
+			}
+		}
+		return badRequest("bad_json", "cannot read the request: "+detail, "send one JSON object with the fields that docs/openapi.yaml names")
 	}
 	if _, err := d.Token(); err != io.EOF {
 		return badRequest("bad_json", "cannot read the request: something follows the JSON object", "send one JSON object")
@@ -483,12 +608,11 @@ func (s *Server) setQuantity(ctx context.Context, r *http.Request, body []byte) 
 	if len(q.Quantity) == 0 || !strings.ContainsRune("-0123456789", rune(q.Quantity[0])) {
 		return 0, nil, badRequest("field_missing", "cannot set the quantity without a number in quantity", "write a whole number from 1 to 9999")
 	}
-	// 30, 30.0 and 3e1 are one number in JSON.
-	n, err := strconv.ParseFloat(string(q.Quantity), 64)
-	if err != nil || n < 1 || n > 9999 || n != float64(int(n)) {
-		return 0, nil, &Error{Status: http.StatusUnprocessableEntity, Reason: "bad_quantity", Detail: "cannot use this quantity", Hint: "write a whole number from 1 to 9999"}
+	n, err := quantityOf(q.Quantity)
+	if err != nil {
+		return 0, nil, err
 	}
-	set, err := s.backend.SetQuantity(ctx, r.PathValue("id"), int(n))
+	set, err := s.backend.SetQuantity(ctx, r.PathValue("id"), n)
 	return http.StatusOK, set, err
 }
 

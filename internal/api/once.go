@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 )
@@ -22,8 +23,15 @@ type answer struct {
 	body        []byte
 }
 
-// answers keeps the first answer of each Idempotency-Key for 24 h of boottime, at most 10,000: beyond that
-// the oldest are forgotten.
+// decided says that the key goes with this request from now on.
+func (a *answer) decided() bool { return a.status != 0 && a.status < retryLaterMin }
+
+// final says that the answer may stand for the next ones. One that says that the request is queued may not: sent again,
+// the request finds its own operation, and what has become of it.
+func (a *answer) final() bool { return a.decided() && a.status != http.StatusAccepted }
+
+// answers keeps the request of each Idempotency-Key, and its first answer unless each attempt is to be asked for anew,
+// for 24 h of boottime, at most 10,000: beyond that the oldest are forgotten.
 type answers struct {
 	boot func() time.Duration
 
@@ -35,6 +43,8 @@ type answers struct {
 type kept struct {
 	key     string
 	request [sha256.Size]byte
+	anew    bool // each attempt is asked for
+	known   bool // from an attempt before, which was decided
 	at      time.Duration
 	done    chan struct{}
 	answer  answer // after done
@@ -47,14 +57,17 @@ func fingerprint(r *http.Request, body []byte) [sha256.Size]byte {
 	return [sha256.Size]byte(h.Sum(nil))
 }
 
-// do runs a request, or returns the answer that the same key had. A second request that comes while the
-// first still runs waits for it.
-func (a *answers) do(ctx context.Context, key string, request [sha256.Size]byte, run func() answer) (answer, error) {
-	if len(key) > maxIdemKey {
-		return answer{}, badRequest("bad_idempotency_key", "cannot use this Idempotency-Key", fmt.Sprintf("write at most %d characters, for example a UUID", maxIdemKey))
+// stands says that k has an answer for the next ones; after done.
+func (k *kept) stands() bool { return k.answer.final() && !k.anew }
+
+// do runs a request, or returns the answer that the same key had, unless it is to be asked for anew. A second request
+// that comes while the first still runs waits for it.
+func (a *answers) do(ctx context.Context, key string, request [sha256.Size]byte, anew bool, run func() answer) (answer, error) {
+	if len(key) > maxIdemKey || strings.ContainsFunc(key, func(c rune) bool { return c <= ' ' || c > '~' }) {
+		return answer{}, badRequest("bad_idempotency_key", "cannot use this Idempotency-Key", fmt.Sprintf("write at most %d visible ASCII characters, for example a UUID", maxIdemKey))
 	}
 	for {
-		k, mine, err := a.take(key, request)
+		k, mine, err := a.take(key, request, anew)
 		if err != nil {
 			return answer{}, err
 		}
@@ -63,7 +76,7 @@ func (a *answers) do(ctx context.Context, key string, request [sha256.Size]byte,
 		}
 		select {
 		case <-k.done:
-			if k.answer.status != 0 && k.answer.status < retryLaterMin {
+			if k.stands() {
 				return k.answer, nil
 			}
 		case <-ctx.Done():
@@ -72,10 +85,10 @@ func (a *answers) do(ctx context.Context, key string, request [sha256.Size]byte,
 	}
 }
 
-func (a *answers) take(key string, request [sha256.Size]byte) (k *kept, mine bool, err error) {
+func (a *answers) take(key string, request [sha256.Size]byte, anew bool) (k *kept, mine bool, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	now := a.boot()
+	now, known := a.boot(), false
 	for len(a.order) > 0 && (now-a.order[0].at >= keepAnswers || len(a.order) >= maxAnswers && a.byKey[key] == nil) {
 		a.forget(a.order[0])
 	}
@@ -84,9 +97,18 @@ func (a *answers) take(key string, request [sha256.Size]byte) (k *kept, mine boo
 			return nil, false, &Error{Status: http.StatusUnprocessableEntity, Reason: "idempotency_key_reused",
 				Detail: "cannot use this Idempotency-Key: it came with another request before", Hint: "take a new key for each new request"}
 		}
-		return k, false, nil
+		select {
+		case <-k.done:
+		default:
+			return k, false, nil
+		}
+		if k.stands() {
+			return k, false, nil
+		}
+		a.forget(k) // another attempt takes its place
+		known = true
 	}
-	k = &kept{key: key, request: request, at: now, done: make(chan struct{})}
+	k = &kept{key: key, request: request, anew: anew, known: known, at: now, done: make(chan struct{})}
 	if a.byKey == nil {
 		a.byKey = map[string]*kept{}
 	}
@@ -99,7 +121,7 @@ func (a *answers) finish(k *kept, run func() answer) answer {
 	defer func() {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		if k.answer.status == 0 || k.answer.status >= retryLaterMin {
+		if !k.answer.decided() && !k.known {
 			a.forget(k)
 		}
 		close(k.done)

@@ -47,6 +47,7 @@ type Server struct {
 	log     *slog.Logger
 
 	handler http.Handler
+	served  []string // see Routes
 	token   [sha256.Size]byte
 	page    page
 	once    answers
@@ -64,8 +65,11 @@ type Server struct {
 
 const (
 	maxHeader = 16 << 10
-	maxConns  = 256 // a listener
-	drain     = 2 * time.Second
+	// The rest of the connections is for requests that end.
+	maxConns   = 256 // a listener
+	maxStreams = 64
+	maxIdle    = 64
+	drain      = 2 * time.Second
 )
 
 // limits of time for a connection; fields for the tests' sake.
@@ -156,6 +160,7 @@ func (s *Server) Run(ctx context.Context) error {
 		ErrorLog:    slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 		BaseContext: func(net.Listener) context.Context { return base },
 		ConnContext: connContext,
+		ConnState:   new(idlers).changed,
 	}
 	failed := make(chan error, len(listeners))
 	var serving sync.WaitGroup
@@ -247,6 +252,26 @@ func (c *limitedConn) CloseWrite() error {
 		return h.CloseWrite()
 	}
 	return nil
+}
+
+// idlers closes the connection that has been idle for longest when there are too many.
+type idlers struct {
+	mu    sync.Mutex
+	conns []net.Conn // oldest first
+}
+
+func (i *idlers) changed(c net.Conn, s http.ConnState) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.conns = slices.DeleteFunc(i.conns, func(o net.Conn) bool { return o == c })
+	if s != http.StateIdle {
+		return
+	}
+	i.conns = append(i.conns, c)
+	if len(i.conns) > maxIdle {
+		i.conns[0].Close()
+		i.conns = slices.Delete(i.conns, 0, 1)
+	}
 }
 
 type peerKey struct{}

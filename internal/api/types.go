@@ -3,6 +3,7 @@ package api
 
 import (
 	"context"
+	"encoding/json"
 	"io"
 
 	"scanonce/window"
@@ -19,12 +20,19 @@ type Status struct {
 	Clone        bool            `json:"clone"`
 	Spool        SpoolStatus     `json:"spool"`
 	Stores       Stores          `json:"stores"`
+	Operations   PendingStatus   `json:"operations"`
 	Clock        ClockStatus     `json:"clock"`
 	NDC          *NDCStatus      `json:"ndc"` // null without a directory
 	Counts       Counts          `json:"counts"`
 	Frames       Frames          `json:"frames"`
 	Scanners     []ScannerStatus `json:"scanners"`
 	Alarms       []Alarm         `json:"alarms"`
+}
+
+// PendingStatus tells of operations on claims and cases that wait for a store.
+type PendingStatus struct {
+	Pending     int   `json:"pending"`
+	OldestAgeMS int64 `json:"oldest_age_ms"` // 0 without any
 }
 
 // SpoolStatus tells how full the spool is; sizes in bytes, Fill from 0 to 1.
@@ -152,6 +160,22 @@ type SameAgain struct {
 	Key     string `json:"key,omitempty"`
 }
 
+// SpoolReport says how much of the spool can be read. Unaccounted counts the records that were accepted and are
+// lost, all told.
+type SpoolReport struct {
+	Records     int64         `json:"records"`
+	Readable    int64         `json:"readable"`
+	Unaccounted int64         `json:"unaccounted"`
+	Segments    int           `json:"segments"`
+	Damaged     []SpoolDamage `json:"damaged"`
+}
+
+// SpoolDamage is a file of the spool that is not as it should be.
+type SpoolDamage struct {
+	File   string `json:"file"`
+	Detail string `json:"detail"`
+}
+
 // Requeued is the answer to a requeue.
 type Requeued struct {
 	Requeued int `json:"requeued"`
@@ -212,6 +236,54 @@ type AuditEntry struct {
 	RecordedAt window.UTC  `json:"recorded_at"`
 }
 
+// AuditRecord is a record of the audit chain: it binds the lines of a settled batch to all before them.
+type AuditRecord struct {
+	AgentID    string   `json:"agent_id"`
+	SpoolEpoch string   `json:"spool_epoch"`
+	Seq        int64    `json:"seq"` // from 1 in each epoch
+	EventIDs   []string `json:"event_ids"`
+	LineHashes string   `json:"line_hashes"` // hexadecimal, 64 digits for each event
+	PrevHash   string   `json:"prev_hash"`   // hexadecimal
+	Hash       string   `json:"hash"`        // hexadecimal
+}
+
+// AuditItem is a line of the audit trail or a record of its chain.
+type AuditItem struct {
+	Line   *AuditEntry
+	Record *AuditRecord
+}
+
+// MarshalJSON writes the one that is there.
+func (i AuditItem) MarshalJSON() ([]byte, error) {
+	if i.Record != nil {
+		return json.Marshal(i.Record)
+	}
+	return json.Marshal(i.Line)
+}
+
+// UnmarshalJSON tells them apart by the record's hashes.
+func (i *AuditItem) UnmarshalJSON(b []byte) error {
+	var which struct {
+		LineHashes *string `json:"line_hashes"`
+	}
+	if err := json.Unmarshal(b, &which); err != nil {
+		return err
+	}
+	*i = AuditItem{}
+	if which.LineHashes != nil {
+		i.Record = new(AuditRecord)
+		return json.Unmarshal(b, i.Record)
+	}
+	i.Line = new(AuditEntry)
+	return json.Unmarshal(b, i.Line)
+}
+
+// AuditHead is the last record of the audit chain that an agent has sent, as the agent knows it.
+type AuditHead struct {
+	AgentID string  `json:"agent_id"`
+	Hash    *string `json:"hash"` // hexadecimal; null if none is known
+}
+
 // SpoolEntry is one record that waits in the spool.
 type SpoolEntry struct {
 	EventID    string     `json:"event_id"`
@@ -240,15 +312,33 @@ type Reader interface {
 	Spool(ctx context.Context, limit int, yield func(SpoolEntry) error) error
 	// SpoolExport writes every unsettled record as a JSON line.
 	SpoolExport(ctx context.Context, w io.Writer) error
+	// SpoolVerify reads every record of the spool.
+	SpoolVerify(ctx context.Context) (SpoolReport, error)
+	// SpoolBackup writes a consistent copy of the spool, a tar file.
+	SpoolBackup(ctx context.Context, w io.Writer) error
 	// LedgerExport writes the rows captured in [since, until); nil is no limit.
 	LedgerExport(ctx context.Context, format Format, since, until *window.UTC, w io.Writer) error
-	// Audit yields the audit lines decided in [since, until).
-	Audit(ctx context.Context, since, until *window.UTC, yield func(AuditEntry) error) error
+	// Audit yields the audit lines decided in [since, until), and, if neither is given, the records of the chain
+	// behind the lines that they bind.
+	Audit(ctx context.Context, since, until *window.UTC, yield func(AuditItem) error) error
+	// Conflicts yields the queued operations that could not be carried out, oldest first.
+	Conflicts(ctx context.Context, yield func(Conflict) error) error
+	// PendingOperations yields the operations that wait for a store, in order.
+	PendingOperations(ctx context.Context, yield func(PendingOperation) error) error
+	// AuditHead returns the end of the agent's own chain, by which a chain that was cut shows.
+	AuditHead(ctx context.Context) (AuditHead, error)
 }
 
 // Backend is what the running agent offers.
 type Backend interface {
 	Reader
+	Discarder
+	Batches
+	Scans
+	Operations
+	Reloader
+	Verifier
+	Devices
 	Status(ctx context.Context) (Status, error)
 	SetMode(ctx context.Context, scanner string, t window.ScanType) (ModeSet, error)
 	SetQuantity(ctx context.Context, scanner string, quantity int) (QuantitySet, error)
@@ -272,6 +362,7 @@ type Event struct {
 
 // Events is the retained, resumable stream.
 type Events interface {
+	Acks
 	// Last is the current position: following from it yields exactly what comes later.
 	Last() string
 	// Follow yields the events after the one named by lastID ("" is: from now on), as they come, until ctx
@@ -286,6 +377,10 @@ type Error struct {
 	Reason string // machine-readable
 	Detail string // "cannot …"
 	Hint   string // what to do
+
+	// Of an operation on a claim or case: the result, and what stands instead.
+	Result  string
+	Current any
 }
 
 func (e *Error) Error() string { return e.Detail }

@@ -58,30 +58,43 @@ func house() map[string]room {
 		"window":             {modules: []string{sys}},
 		"device":             {rooms: []string{"window"}, modules: []string{serial, usb, sys}},
 		"capture":            {rooms: []string{"window", "device"}},
-		"idem":               {rooms: []string{"capture", "window"}, modules: []string{redis}},
+		"idem":               {rooms: []string{"capture", "window", "internal/redisconn"}, modules: []string{redis}},
 		"bloom":              {rooms: []string{"window", "idem"}, modules: []string{bloomLib}},
 		"spool":              {rooms: []string{"bloom", "capture", "idem", "window"}, modules: []string{bbolt}},
-		"sync/ledger":        {rooms: []string{"capture", "idem", "window"}, modules: []string{pgx, bbolt}},
-		"sync/claimstate":    {rooms: []string{"window"}, modules: []string{redis, aws, bbolt}},
-		"sync/pacase":        {rooms: []string{"window"}, modules: []string{pgx, bbolt}},
+		"internal/pg":        {rooms: []string{"window"}, modules: []string{pgx}},
+		"sync/ledger":        {rooms: []string{"capture", "idem", "window", "internal/pg", "internal/boltfile"}, modules: []string{pgx, bbolt}},
+		"internal/boltfile":  {modules: []string{bbolt}},
+		"sync/claimstate":    {rooms: []string{"window", "internal/redisconn", "internal/boltfile"}, modules: []string{redis, aws, bbolt}},
+		"sync/pacase":        {rooms: []string{"window", "internal/pg", "internal/boltfile"}, modules: []string{pgx, bbolt}},
 		"sync/forward":       {rooms: []string{"spool", "idem", "window", "sync/ledger", "sync/claimstate", "sync/pacase"}},
-		"internal/agent":     {rooms: append([]string{"internal/config", "internal/api"}, domain...), anyThird: true},
+		"internal/agent":     {rooms: append([]string{"internal/config", "internal/api", "internal/audit"}, domain...), anyThird: true},
+		"internal/redisconn": {modules: []string{redis}},
 		"internal/session":   {rooms: []string{"capture", "idem", "window"}},
 		"internal/events":    {rooms: []string{"window"}},
 		"internal/config":    {rooms: []string{"window"}, modules: []string{toml}},
+		"internal/audit":     {rooms: []string{"internal/api", "capture", "idem", "spool", "sync/ledger", "window"}},
 		"internal/api":       {rooms: []string{"window"}, modules: []string{metrics, sys}}, // sys: modes and peers of the socket
-		"internal/cli":       {rooms: []string{"internal/api", "internal/config", "internal/agent", "internal/sim", "capture", "idem", "device", "spool", "window", "sync/ledger"}, anyThird: true},
+		"internal/cli":       {rooms: []string{"internal/api", "internal/audit", "internal/config", "internal/agent", "internal/sim", "capture", "idem", "device", "spool", "window", "sync/ledger"}, anyThird: true},
 		"internal/sim":       {rooms: append([]string{"internal/api"}, domain...), anyThird: true},
+		"internal/sim/world": {rooms: append([]string{"internal/agent", "internal/api", "internal/config"}, domain...), anyThird: true},
 		"internal/storetest": {rooms: append([]string{"internal/testenv"}, domain...), anyThird: true},
 		"internal/testenv":   {rooms: []string{"window"}, anyThird: true},
 		"internal/bench":     {anyRoom: true, anyThird: true},
 		"internal/archtest":  {},
+		"internal/faults":    {},
+
+		"internal/faults/losstable": {rooms: []string{"internal/faults"}},
+
+		"internal/rig":        {},
+		"internal/rig/boot":   {modules: []string{sys}},
+		"internal/rig/worker": {rooms: []string{"device"}},
+		"internal/rig/guest":  {rooms: []string{"device", "window", "internal/testenv"}, modules: []string{sys, usb}},
 	}
 }
 
 // testRooms are what the test files of a room may import on top of its own arrows.
 func testRooms(dir string) []string {
-	rooms := []string{"internal/testenv", "internal/storetest", "internal/sim"}
+	rooms := []string{"internal/testenv", "internal/storetest", "internal/sim", "internal/faults"}
 	if dir == "internal/api" { // the stream that it serves, for real
 		rooms = append(rooms, "internal/events")
 	}
@@ -90,12 +103,13 @@ func testRooms(dir string) []string {
 
 // testSide are the rooms of which nothing is in the program.
 func testSide() []string {
-	return []string{"internal/testenv", "internal/storetest", "internal/bench", "internal/archtest"}
+	return []string{"internal/testenv", "internal/storetest", "internal/sim/world", "internal/bench", "internal/archtest", "internal/faults",
+		"internal/rig", "internal/rig/boot", "internal/rig/worker", "internal/rig/guest"}
 }
 
 func testModules() []string {
 	return []string{"github.com/google/go-cmp", "pgregory.net/rapid", "go.uber.org/goleak",
-		"github.com/rogpeppe/go-internal", "github.com/anishathalye/porcupine"}
+		"github.com/rogpeppe/go-internal", "github.com/anishathalye/porcupine", "github.com/getkin/kin-openapi"}
 }
 
 // topFolders are the only folders at the module's root. bin and .cache are build products that git ignores.

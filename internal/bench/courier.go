@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"scanonce/idem"
 	"scanonce/spool"
 	"scanonce/sync/forward"
 	"scanonce/sync/ledger"
@@ -60,10 +61,12 @@ type courier struct {
 	ended  chan error
 }
 
-func newCourier(o *outbox, c *central) *courier {
+func newCourier(o *outbox, c *central) *courier { return courierOf(o, c.claims, c.ledger) }
+
+func courierOf(o *outbox, claims idem.Authority, l *ledger.Postgres) *courier {
 	u := &courier{ended: make(chan error, 1)}
 	u.Forwarder = forward.New(forward.Config{Agent: "bench", Facility: facility, Batch: forwardBatch, BackoffMin: 100 * time.Millisecond,
-		BackoffMax: 5 * time.Second, Timeout: storeTimeout, TTL: claimTTL}, o.spool, c.claims, countingLedger{c.ledger, &u.inserted}, o.clock, u)
+		BackoffMax: 5 * time.Second, Timeout: storeTimeout, TTL: claimTTL}, o.spool, claims, countingLedger{l, &u.inserted}, o.clock, u)
 	return u
 }
 
@@ -92,7 +95,7 @@ func (u *courier) fail(err error) {
 
 // await waits until a tally is reached.
 func (u *courier) await(reached <-chan struct{}) error {
-	limit := time.NewTimer(time.Minute)
+	limit := time.NewTimer(5 * time.Minute)
 	defer limit.Stop()
 	select {
 	case <-reached:

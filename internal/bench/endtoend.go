@@ -19,10 +19,11 @@ type storeSizes struct {
 	lone, paced int // each side
 	drain       int
 	burst, seed int
+	spooled     int
 }
 
 func fullStores() storeSizes {
-	return storeSizes{lone: 200, paced: 300, drain: 50_000, burst: 40_000, seed: 1_500}
+	return storeSizes{lone: 200, paced: 300, drain: 50_000, burst: 40_000, seed: 1_500, spooled: 1_000_000}
 }
 
 // stores starts the central stores once.

@@ -29,13 +29,17 @@ func run(args []string) (err error) {
 	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
 	rounds := fs.Int("rounds", 7, "interleaved `rounds` of each comparison")
 	quick := fs.Bool("quick", false, "watch the idle agent for 30 s, not 60")
-	only := fs.String("rows", "F1,F2,F3,F4,F5,F6,F7,F8,S5", "`ids` of the rows to measure")
+	only := fs.String("rows", "F1,F2,F3,F4,F5,F6,F7,F8,S1,S2,S3,S4,S5,C1", "`ids` of the rows to measure")
 	scratch := fs.String("dir", os.TempDir(), "`folder` for the measured files: its file system is what is measured")
 	program := fs.String("program", "", "scanonce `binary` to measure; built if empty")
 	allocs := fs.String("memprofile", "", "write the allocations of this process to `file` at the end")
 	profile := fs.String("cpuprofile", "", "write a CPU profile of this process to `file`")
+	child := fs.String("spooled", "", "for this program's own use")
 	if err := fs.Parse(args); err != nil {
 		return err
+	}
+	if *child != "" {
+		return spooledAgent(*child)
 	}
 	if *rounds < 1 {
 		return errors.New("cannot measure in less than one round")
@@ -112,6 +116,13 @@ func run(args []string) (err error) {
 		measure("F5", m.burst)
 	}
 	measure("F6", func() ([]row, error) { return m.pacedCost(*program) })
+	measure("C1", m.claimState)
+	for _, id := range []string{"S1", "S2", "S3", "S4"} { // they are measured together
+		if has(id) {
+			measure(id, m.spooled)
+			break
+		}
+	}
 	if err != nil {
 		return err
 	}

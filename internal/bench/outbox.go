@@ -156,7 +156,7 @@ func (o *outbox) settle() error {
 		for i := range w.Records {
 			verdicts[i] = spool.Verdict{Seq: w.Records[i].Seq, State: spool.Committed, Key: w.Records[i].Keys.Idem}
 		}
-		if err := o.spool.Settle(w, verdicts, nil); err != nil {
+		if err := o.spool.Settle(w, verdicts, nil, nil); err != nil {
 			return err
 		}
 	}

@@ -111,7 +111,7 @@ func TestTally(t *testing.T) {
 	default:
 	}
 	n.add(2)
-	limit := time.NewTimer(10 * time.Second)
+	limit := time.NewTimer(time.Minute)
 	defer limit.Stop()
 	for _, c := range []<-chan struct{}{c, n.when(4)} {
 		select {

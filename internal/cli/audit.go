@@ -14,7 +14,8 @@ func (a *app) auditExportVerb() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "export",
 		Short: "Write the audit trail as JSON lines",
-		Long: `Write the audit lines that were decided from --since on and before --until, one JSON object each. Answers
+		Long: `Write the audit lines that were decided from --since on and before --until, one JSON object each. Without both,
+the records of the audit chain follow, each behind the lines that it binds: audit verify checks such a file. Answers
 the running agent or, if none runs, the state folder.`,
 		Args: takes(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -24,7 +25,7 @@ the running agent or, if none runs, the state folder.`,
 			}
 			return a.withReader(cmd.Context(), func(r api.Reader) error {
 				return a.export(out, func(w io.Writer) error {
-					return r.Audit(cmd.Context(), since, until, func(e api.AuditEntry) error { return writeJSON(w, e) })
+					return r.Audit(cmd.Context(), since, until, func(i api.AuditItem) error { return writeJSON(w, i) })
 				})
 			})
 		},

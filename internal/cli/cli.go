@@ -88,14 +88,16 @@ Exit codes:
 	g.BoolVar(&a.json, "json", false, "write results as JSON, lists as one object a line, and errors too")
 	root.AddCommand(
 		a.runVerb(), a.simulateVerb(), a.demoVerb(),
-		a.decodeVerb(), a.keyVerb(),
-		a.statusVerb(), a.tailVerb(), a.explainVerb(),
-		group("spool", "Look into the durable outbox", a.spoolListVerb(), a.spoolExportVerb(), a.spoolRequeueVerb()),
+		a.decodeVerb(), a.keyVerb(), a.sheetVerb(),
+		a.statusVerb(), a.tailVerb(), a.explainVerb(), a.conflictsVerb(), a.batchesVerb(),
+		group("spool", "Look into the durable outbox", a.spoolListVerb(), a.spoolExportVerb(), a.spoolRequeueVerb(), a.spoolDiscardVerb(),
+			a.spoolVerifyVerb(), a.spoolSalvageVerb(), a.spoolBackupVerb()),
 		group("ledger", "Read the ledger of movements, and make its tables", a.ledgerExportVerb(), a.ledgerMigrateVerb()),
 		group("audit", "Read and verify the audit trail", a.auditExportVerb(), a.auditVerifyVerb()),
-		a.checkConfigVerb(),
+		group("ndc", "Keep the directory that decides ten-digit NDCs", a.ndcImportVerb()),
+		a.checkConfigVerb(), a.reloadVerb(),
 		group("config", "Show the configuration", a.configReferenceVerb(), a.configDumpVerb()),
-		a.versionVerb(), a.completionVerb(),
+		a.devicesVerb(), a.doctorVerb(), a.udevVerb(), a.rebindVerb(), a.versionVerb(), a.completionVerb(), a.spoolProbeVerb(), a.hidWorkerVerb(),
 	)
 	return root
 }
@@ -131,6 +133,16 @@ func takes(names ...string) cobra.PositionalArgs {
 			return usage(fmt.Sprintf("cannot run %s without %s", cmd.CommandPath(), names[len(args)]), hint)
 		case len(args) > len(names):
 			return usage(fmt.Sprintf("cannot use the argument %q of %s", args[len(names)], cmd.CommandPath()), hint)
+		}
+		return nil
+	}
+}
+
+// atMost allows the named arguments, in order.
+func atMost(names ...string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) > len(names) {
+			return usage(fmt.Sprintf("cannot use the argument %q of %s", args[len(names)], cmd.CommandPath()), "write "+cmd.CommandPath()+" ["+strings.Join(names, "] [")+"]")
 		}
 		return nil
 	}

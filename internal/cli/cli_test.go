@@ -65,6 +65,10 @@ func TestStatusText(t *testing.T) {
 		{ID: "SCN-05", State: "absent", ScanType: window.Dispense, Quantity: 1, Ambiguous: true},
 	}
 	st.Alarms = []api.Alarm{{Code: "spool_full", Detail: "the spool is full", Hint: "bring the ledger back", Since: at}}
+	if strings.Contains(statusText(&st), "queued") {
+		t.Error("nothing is queued, and the status tells of it")
+	}
+	st.Operations = api.PendingStatus{Pending: 3, OldestAgeMS: 61000}
 	got := statusText(&st)
 	for _, want := range []string{
 		"state     ONLINE, REFUSING SCANS\n",
@@ -72,6 +76,7 @@ func TestStatusText(t *testing.T) {
 		"spool     5 of 10 records, 1.5 KiB of 2.0 GiB (50 %), oldest 1m1s, ",
 		"redis     away since 2025-11-03T21:45:39.000Z: connection refused\n",
 		"postgres  ok\n",
+		"queued    3 operations wait for a store, the oldest for 1m1s: see scanonce conflicts --pending\n",
 		"scanners  SCN-04  reading, return, quantity 3, until 2025-11-03T21:45:39.000Z, last scan –\n",
 		"          SCN-05  absent, dispense, quantity 1, ambiguous",
 		"alarms    spool_full since 2025-11-03T21:45:39.000Z: the spool is full\n          hint: bring the ledger back\n",

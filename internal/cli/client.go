@@ -28,6 +28,22 @@ func (a *app) client() (*api.Client, error) {
 
 // withReader answers from the running agent or, if none runs, from the state folder.
 func (a *app) withReader(ctx context.Context, use func(api.Reader) error) error {
+	return a.withAgent(ctx, func(c *api.Client) error { return use(c) }, func() error {
+		cfg, err := a.loadBasics()
+		if err != nil {
+			return err
+		}
+		r, err := agent.OpenReader(cfg)
+		if err != nil {
+			return err
+		}
+		defer r.Close()
+		return use(r)
+	})
+}
+
+// withAgent asks the running agent or, if none runs, does without.
+func (a *app) withAgent(ctx context.Context, ask func(*api.Client) error, without func() error) error {
 	c, err := a.client()
 	if err != nil {
 		return err
@@ -39,18 +55,9 @@ func (a *app) withReader(ctx context.Context, use func(api.Reader) error) error 
 		if errors.As(err, &gone) {
 			return told(err)
 		}
-		return told(use(c)) // an agent that is not well may still answer
+		return told(ask(c)) // an agent that is not well may still answer
 	}
-	cfg, err := a.loadBasics()
-	if err != nil {
-		return err
-	}
-	r, err := agent.OpenReader(cfg)
-	if err != nil {
-		return told(err)
-	}
-	defer r.Close()
-	return told(use(r))
+	return told(without())
 }
 
 // nobodyThere says that no process listens on the socket.

@@ -6,12 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"scanonce/capture"
+	"scanonce/internal/agent"
 	"scanonce/internal/config"
 	"scanonce/window"
 )
@@ -97,14 +97,11 @@ func decoder(cfg *config.Config) (*capture.Decoder, error) {
 		dc.Rx = append(dc.Rx, capture.RxProfile{Name: p.Name, Pattern: p.Pattern})
 	}
 	if name := cfg.NDC.Directory; name != "" {
-		f, err := os.Open(name)
+		list, _, err := agent.ReadNDC(name)
 		if err != nil {
-			return nil, &failure{code: exitUsage, kind: "config", detail: fmt.Sprintf("cannot read ndc.directory: %v", err), hint: "name a text file with one hyphenated NDC a line"}
+			return nil, told(err)
 		}
-		defer f.Close()
-		if dc.Directory, err = capture.LoadDirectory(f); err != nil {
-			return nil, &failure{code: exitUsage, kind: "config", detail: fmt.Sprintf("cannot use ndc.directory %s: %v", name, err)}
-		}
+		dc.Directory = list
 	}
 	d, err := capture.NewDecoder(dc)
 	if err != nil {
@@ -158,18 +155,28 @@ func (a *app) decodeObjects(today capture.Date) error {
 }
 
 func (a *app) decodeLines(d *capture.Decoder, p *capture.Profile, today capture.Date) error {
+	host, err := window.Host()
+	if err != nil {
+		return told(err)
+	}
 	refused := false
 	var s capture.Scan
-	err := a.eachLine(func(_ int, in []byte) error {
-		r := d.Decode(&s, in, p, today)
+	var document capture.Burst // a driver's licence comes as many lines
+	err = a.eachLine(func(_ int, in []byte) error {
+		r := capture.DocumentRefused()
+		if document.Absorb(in, host.Boot()) {
+			d.Decode(&s, nil, p, today) // forgets the line before
+		} else {
+			r = d.Decode(&s, in, p, today)
+		}
 		if r.OK() {
-			return a.print(s.Report(), scanText(&s))
+			return a.print(s.Report().Redacted(), scanText(&s, today))
 		}
 		refused = true
 		return a.print(struct {
 			Error  capture.ErrorKind `json:"error"`
 			Detail string            `json:"detail"`
-		}{r.Kind, r.Detail}, fmt.Sprintf("refused   %s\n  %s\n", r.Kind, r.Detail))
+		}{r.Kind, r.Detail}, refusalText(r, s.Symbology))
 	})
 	if err == nil && refused {
 		return bad()
@@ -177,60 +184,113 @@ func (a *app) decodeLines(d *capture.Decoder, p *capture.Profile, today capture.
 	return err
 }
 
+// refusalText tells people what is wrong and what to do, and nothing of the payload.
+func refusalText(r capture.Refusal, symbology string) string {
+	return fmt.Sprintf("refused   %s: %s%s\n  %s\n", r.Kind, r.Kind.Meaning(), symbologyText("  ", symbology), r.Detail)
+}
+
+// symbologyText is an AIM identifier with its name, "" without one.
+func symbologyText(before, id string) string {
+	if id == "" {
+		return ""
+	}
+	if name := capture.SymbologyName(id); name != "" {
+		return before + id + " " + name
+	}
+	return before + id
+}
+
 // scanText tells people what a scan says and what follows from it.
-func scanText(s *capture.Scan) string {
+func scanText(s *capture.Scan, today capture.Date) string {
 	var b strings.Builder
 	row := func(name, value string) {
 		if value != "" {
 			fmt.Fprintf(&b, "  %-10s %s\n", name, value)
 		}
 	}
-	if s.Symbology == "" {
-		fmt.Fprintf(&b, "%s\n", s.Kind)
-	} else {
-		fmt.Fprintf(&b, "%s  %s\n", s.Kind, s.Symbology)
-	}
+	fmt.Fprintf(&b, "%s%s\n", s.Kind, symbologyText("  ", s.Symbology))
 	s.AIs(func(ai, title, value string) bool {
-		fmt.Fprintf(&b, "  (%s) %-16s %s\n", ai, title, value)
+		fmt.Fprintf(&b, "  %-6s %-22s %s", "("+ai+")", title, value)
+		if words := capture.Plain(ai, value, today); words != "" {
+			fmt.Fprintf(&b, "   %s", words)
+		}
+		b.WriteByte('\n')
 		return true
 	})
-	rep := s.Report()
 	row("gun", s.Gun)
+	itemRows(s, row)
+	row("lot", s.Lot)
+	row("serial", s.Serial)
+	if !s.Expiry.IsZero() {
+		row("expiry", fmt.Sprintf("%s: %s, usable through %s", s.Expiry, s.Expiry.Words(), s.ExpiryLastDay.Words()))
+	}
+	if s.Kind == capture.KindHIBC {
+		hibcRows(s, row)
+	}
+	row("add-on", s.AddOn)
+	if s.Kind == capture.KindCommand {
+		row("command", s.Command.String()+": "+s.Command.Title())
+		row("", s.Command.Meaning())
+	}
+	if s.Kind == capture.KindRxLabel {
+		row("Rx label", "profile "+s.Rx.Profile)
+		for _, group := range [...]string{"rx", "refill", "store"} { // in the order of the patterns' groups
+			row(group, s.Report().Redacted().Rx[group])
+		}
+	}
+	switch {
+	case s.Kind == capture.KindOpaque:
+		row("meaning", fmt.Sprintf("none known: %d bytes, which are not shown", s.Length))
+	case s.IsMovement():
+		row("identity", identityText(s))
+	case s.Kind != capture.KindCommand && s.Kind != capture.KindRxLabel:
+		row("identity", "none: the scan names no item, and makes no row")
+	}
+	for _, f := range s.Report().Flags {
+		row("flag", f+": "+flagText(f, s))
+	}
+	return b.String()
+}
+
+// itemRows tells the item's number and what was concluded from it, and why.
+func itemRows(s *capture.Scan, row func(name, value string)) {
+	rep := s.Report()
 	row("GTIN", s.GTIN)
 	if s.PkgLevel > 0 {
 		row("level", fmt.Sprintf("%d: a carton or case, not the single package", s.PkgLevel))
 	}
-	switch {
-	case s.NDC11 != "" && rep.NDC12 != nil:
-		row("NDC", s.NDC11+", in 12 digits "+*rep.NDC12)
-	case rep.NDC12 != nil:
-		row("NDC", *rep.NDC12)
-	case s.NDC11 != "":
-		row("NDC", s.NDC11)
-	case s.NCandidates > 0:
-		row("NDC", fmt.Sprintf("not decided: %s", strings.Join(rep.Candidates10, ", ")))
+	if s.NDC12 != "" {
+		decided := *rep.NDC12
+		if s.NDC11 != "" {
+			decided = s.NDC11 + ", in 12 digits " + decided
+		} else {
+			decided += ": this labeler's codes have no form of 11 digits"
+		}
+		row("NDC", decided)
+		row("", s.NDCReason())
+		return
 	}
-	row("lot", s.Lot)
-	row("serial", s.Serial)
-	if !s.Expiry.IsZero() {
-		row("expiry", fmt.Sprintf("%s, usable through %s", s.Expiry, s.ExpiryLastDay))
+	row("NDC", s.NDCReason())
+	for i, c := range rep.Candidates10 {
+		row("", fmt.Sprintf("could be %s, in 11 digits %s", c, rep.Candidates11[i]))
 	}
+}
+
+// hibcRows tells the parts of an HIBC label.
+func hibcRows(s *capture.Scan, row func(name, value string)) {
+	h := s.HIBCData
 	row("HIBC", s.HIBC)
-	row("add-on", s.AddOn)
-	row("command", s.Command.String())
-	if s.Kind == capture.KindRxLabel {
-		row("Rx label", fmt.Sprintf("profile %s, number %s", s.Rx.Profile, s.Rx.Rx))
+	row("labeler", h.LIC)
+	row("product", h.PCN)
+	if h.UOM != "" {
+		row("unit", h.UOM+": the packaging level, 0 for the unit of use, 9 for a varying quantity")
 	}
-	switch {
-	case s.Kind == capture.KindOpaque:
-		row("meaning", fmt.Sprintf("none known, %d bytes", s.Length))
-	case s.IsMovement():
-		row("identity", identityText(s))
+	if h.Quantity >= 0 {
+		row("quantity", fmt.Sprintf("%d: the label's own figure, never the quantity of the scan", h.Quantity))
 	}
-	for _, f := range rep.Flags {
-		row("flag", f+": "+flagText(f))
+	if h.Link != "" {
+		row("link", fmt.Sprintf("%q: the check character of the barcode that names the item", h.Link))
 	}
-	return b.String()
 }
 
 // identityText tells what makes the item's key.
@@ -251,24 +311,29 @@ func identityText(s *capture.Scan) string {
 	return id
 }
 
-func flagText(flag string) string {
+// flagText tells what a flag of the scan means and what to do.
+func flagText(flag string, s *capture.Scan) string {
 	switch flag {
 	case "no_item_id":
-		return "the label names no item"
+		return "the label names no item: scan the item's own barcode too"
 	case "looks_like_gs1":
-		return "plain text that reads like GS1 data: the label is badly made"
+		return "plain text that reads like GS1 data: the label is badly made, or the scanner's GS1 setting is off"
 	case "url":
-		return "an ordinary link"
+		return "an ordinary link, which is not opened"
 	case "missing_separator_suspected":
-		return "the scanner may drop GS: the last value may hold another element"
+		last, hidden := s.LostSeparator()
+		if hidden == last {
+			hidden = "another element"
+		}
+		return fmt.Sprintf("%s may hold %s, too: the separator (GS) between them may be missing. Let the scanner send GS and AIM identifiers", last, hidden)
 	case "ndc_unresolved":
-		return "the NDC directory lists none of the readings; the GTIN is the identity"
+		return "the NDC directory lists none of the readings: import a newer one"
 	case "ndc_ambiguous":
-		return "more than one reading of the NDC is listed; the GTIN is the identity"
+		return "more than one NDC fits: the directory lists several readings, or the label's two numbers differ"
 	case "assumed_5_4_2":
 		return "11 digits were taken as 5-4-2"
 	case "needs_primary":
 		return "lot or expiry without the item: scan the other barcode too"
 	}
-	return "see the documentation"
+	return ""
 }

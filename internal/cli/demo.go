@@ -101,6 +101,9 @@ feedback = { good = "G", duplicate = "D", reject = "R" }
 	if err := c.Ready(ctx); err != nil {
 		return told(err)
 	}
+	if err := a.walk(ctx, c); err != nil {
+		return told(err)
+	}
 	v, err := virtualScanner(cfg, "")
 	if err != nil {
 		return err
@@ -125,6 +128,63 @@ feedback = { good = "G", duplicate = "D", reject = "R" }
 		child.ended <- err
 		return told(fmt.Errorf("cannot go on: the agent ended: %v", err))
 	}
+}
+
+// walk takes a claim through adjudication and a prior authorization, as the pharmacy system would, and prints each step.
+func (a *app) walk(ctx context.Context, c *api.Client) error {
+	const (
+		claim = "demo-claim-1"
+		token = "rx1.00000000.d3b07384d113edec49eaa6238ad5ff00" // stands for a prescription number
+	)
+	r, err := c.PutClaim(ctx, "", claim, api.ClaimPut{RxRefToken: token, IngredientCost: "42.10"})
+	if err != nil {
+		return err
+	}
+	told := func(r api.ClaimResult) {
+		if r.State != nil {
+			fmt.Fprintf(a.stdout, "claim %s  %-12s %-20s version %d  cost %s%s\n", r.State.CorrelationID, r.Result, r.State.Node, r.State.Version,
+				r.State.IngredientCost, rejectText(r.State.RejectCode))
+		}
+	}
+	told(r)
+	move := func(node string, reject *string) {
+		if err == nil {
+			if r, err = c.AdvanceClaim(ctx, "", claim, api.ClaimAdvance{ExpectedVersion: r.State.Version, Node: node, RejectCode: reject}); err == nil {
+				told(r)
+			}
+		}
+	}
+	for _, node := range []string{"NORMALIZED", "TAXONOMY_RESOLVED", "ELIGIBILITY_VERIFIED", "PRICING_CALCULATED", "PA_EVALUATED"} {
+		move(node, nil)
+	}
+	if err != nil {
+		return err
+	}
+	var pend api.CaseResult
+	for _, again := range []string{"first", "second"} { // another claim for the same drug joins the case
+		if pend, err = c.Pend(ctx, "demo-"+again, api.PendRequest{MemberToken: "MTOK_9f2a", GPI: "27100010100320"}); err != nil {
+			return err
+		}
+		fmt.Fprintf(a.stdout, "pend  %s  %s version %d  created=%v%s\n", pend.Case.CaseID, *pend.Case.State, *pend.Case.Version, *pend.Case.Created, rejectText(pend.Case.RejectCode))
+	}
+	move("PA_PENDED", pend.Case.RejectCode)
+	for _, state := range []string{"IN_REVIEW", "APPROVED"} {
+		if err == nil {
+			if pend, err = c.TransitionCase(ctx, "", pend.Case.CaseID, api.Transition{ExpectedVersion: *pend.Case.Version, To: state}); err == nil {
+				fmt.Fprintf(a.stdout, "case  %s  %s version %d%s\n", pend.Case.CaseID, *pend.Case.State, *pend.Case.Version, rejectText(pend.Case.RejectCode))
+			}
+		}
+	}
+	move("PA_EVALUATED", nil)
+	move("RESPONSE_DISPATCHED", nil)
+	return err
+}
+
+func rejectText(code *string) string {
+	if code == nil {
+		return ""
+	}
+	return "  reject " + *code
 }
 
 // agentProcess is an agent run as a child.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -96,7 +97,8 @@ func TestRequeue(t *testing.T) {
 	}
 	verify := func(want string) {
 		t.Helper()
-		if out, _ := call(t, exitOK, with("audit", "verify", "--ledger")...); out != want+"\n" {
+		out, _ := call(t, exitOK, with("audit", "verify", "--ledger")...)
+		if out = regexp.MustCompile(`"records":[1-9]\d*,`).ReplaceAllString(out, ""); out != want+"\n" { // as many as there were batches
 			t.Errorf("audit verify: %s, want %s", out, want)
 		}
 	}
@@ -140,7 +142,7 @@ func TestRequeue(t *testing.T) {
 	came(func(kind string, e map[string]any) bool {
 		return kind == "alarm" && e["code"] == "quarantine" && e["active"] == true
 	})
-	verify(`{"ok":true,"lines":4,"declared_gaps":0,"first_bad":null,"ledger_only":[],"audit_only":[]}`)
+	verify(`{"ok":true,"lines":5,"declared_gaps":0,"first_bad":null,"ledger_only":[],"audit_only":[]}`)
 
 	// The winner takes its duplicate along.
 	pg.Exec(t, db, "ALTER TABLE scan_ledger DROP CONSTRAINT odd")
@@ -156,7 +158,7 @@ func TestRequeue(t *testing.T) {
 	if code := r.stop(t, syscall.SIGTERM); code != exitOK {
 		t.Errorf("after SIGTERM: exit code %d\n%s", code, r.log)
 	}
-	verify(`{"ok":true,"lines":6,"declared_gaps":0,"first_bad":null,"ledger_only":[],"audit_only":[]}`)
+	verify(`{"ok":true,"lines":7,"declared_gaps":0,"first_bad":null,"ledger_only":[],"audit_only":[]}`)
 	if _, msg := call(t, exitUnreachable, with("spool", "requeue", "--all")...); !strings.Contains(msg, "start the agent with scanonce run") {
 		t.Errorf("without an agent: %s", msg)
 	}

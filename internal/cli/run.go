@@ -32,7 +32,8 @@ holds. Whatever else is missing, stores and scanners included, it keeps capturin
 			defer stop()
 			return told(agent.Run(ctx, cfg, agent.Options{
 				Version: thisBuild().Version,
-				Log:     slog.New(logHandler(a.stderr, a.env, level)),
+				Probe:   probe(), HIDWorker: hidWorker,
+				Log: slog.New(logHandler(a.stderr, a.env, level)),
 				Reload: func() (*config.Config, error) {
 					c, err := config.Load(a.options())
 					if err == nil {

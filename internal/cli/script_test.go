@@ -3,6 +3,7 @@ package cli
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"strconv"
 	"testing"
 
@@ -15,9 +16,17 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// The scripts have "exits N CMD…": CMD must end with exactly this code.
+// The scripts have "exits N CMD…": CMD must end with exactly this code. $CONFIGS is the folder of shipped files.
 func TestScripts(t *testing.T) {
+	configs, err := filepath.Abs("../../configs")
+	if err != nil {
+		t.Fatal(err)
+	}
 	testscript.Run(t, testscript.Params{
+		Setup: func(env *testscript.Env) error {
+			env.Setenv("CONFIGS", configs)
+			return nil
+		},
 		Dir:                 "testdata/script",
 		RequireExplicitExec: true,
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){

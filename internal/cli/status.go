@@ -82,10 +82,11 @@ func statusText(st *api.Status) string {
 			row(s.name, "away since %s: %s", orNull(s.store.Since), orNull(s.store.LastError))
 		}
 	}
-	row("clock", "%s, offset %.1f ms, error %.1f ms", st.Clock.Quality, st.Clock.OffsetMS, st.Clock.ErrorMS)
-	if st.NDC != nil {
-		row("ndc", "%d packages, dated %s", st.NDC.Packages, orNull(st.NDC.Dated))
+	if o := st.Operations; o.Pending > 0 {
+		row("queued", "%d operations wait for a store, the oldest for %v: see scanonce conflicts --pending", o.Pending, time.Duration(o.OldestAgeMS)*time.Millisecond)
 	}
+	row("clock", "%s, offset %.1f ms, error %.1f ms", st.Clock.Quality, st.Clock.OffsetMS, st.Clock.ErrorMS)
+	row("ndc", "%s", ndcText(st))
 	row("scans", "%s", countsText(st.Counts))
 	f := st.Frames
 	row("frames", "frames=%d captured=%d not_accepted=%d rejected=%d control=%d voided=%d in_flight=%d",
@@ -105,6 +106,18 @@ func statusText(st *api.Status) string {
 		row("", "hint: %s", al.Hint)
 	}
 	return b.String()
+}
+
+// ndcText tells of the NDC directory.
+func ndcText(st *api.Status) string {
+	const undecided = "ten-digit NDCs stay undecided"
+	switch {
+	case st.NDC != nil:
+		return fmt.Sprintf("%d packages, dated %s", st.NDC.Packages, orNull(st.NDC.Dated))
+	case slices.ContainsFunc(st.Alarms, func(al api.Alarm) bool { return al.Code == "ndc_directory" }):
+		return "the directory cannot be used, see the alarm: " + undecided
+	}
+	return "no directory (ndc.directory): " + undecided
 }
 
 func first(i int, name string) string {

@@ -13,7 +13,7 @@ import (
 
 var eventKinds = []string{
 	"accepted", "committed", "duplicate", "rejected", "not_accepted", "label", "unknown", "mode", "device",
-	"online", "alarm", "gap",
+	"online", "operation", "alarm", "gap",
 }
 
 func (a *app) tailVerb() *cobra.Command {

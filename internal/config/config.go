@@ -191,22 +191,22 @@ type RxProfile struct {
 type Scanner struct {
 	ID               string          `toml:"id" doc:"Its name, unique in the facility: 1 to 32 of A-Z a-z 0-9 _ . -. Required."`
 	Transport        string          `toml:"transport" enum:"serial|hid-pos|hid-keyboard" doc:"How it is attached."`
-	Path             string          `toml:"path" path:"optional" doc:"Serial: device node, symlink to it, or pseudo-terminal. It may be absent at the start."`
-	USB              string          `toml:"usb" doc:"HID: vendor and product id, \"vvvv:pppp\", or with serial number, \"vvvv:pppp:serial\"."`
-	Port             string          `toml:"port" doc:"HID: USB port path, for example \"1-1.2\", where several alike have no serial number."`
-	Mode             string          `toml:"mode" enum:"exclusive|listen|grab" doc:"HID: take the device alone, listen beside other programs, or take its keys and pass them on. A hid-keyboard without this key: listen."`
+	Path             string          `toml:"path" path:"optional" doc:"Serial: device node, symlink to it, or pseudo-terminal. It may be absent at the start. Not with usb."`
+	USB              string          `toml:"usb" doc:"USB vendor and product id, \"vvvv:pppp\", or with serial number, \"vvvv:pppp:serial\", as scanonce devices shows them. HID: required. Serial: in place of path; the port is found whatever its node is called."`
+	Port             string          `toml:"port" doc:"With usb: USB port path, for example \"1-1.2\", where several alike have no serial number, or the same one."`
+	Mode             string          `toml:"mode" enum:"exclusive|listen|grab" doc:"HID: take the device alone, listen beside other programs, or, of a hid-keyboard, take its keys and pass them on. A hid-keyboard without this key: listen."`
 	Force            bool            `toml:"force" doc:"HID: allow exclusive on a keyboard interface. It takes the keyboard away from everything else."`
 	Baud             int             `toml:"baud" range:"300:4000000" doc:"Serial: bits a second."`
-	Framing          string          `toml:"framing" enum:"line|cr|lf|crlf|stx-etx|acknak" doc:"Serial: what ends a message. line: CR, LF or CRLF. acknak: as line, and the scanner waits for ACK or NAK."`
-	InterByteTimeout time.Duration   `toml:"inter_byte_timeout" range:"1ms:10s" doc:"Serial: a message with a longer gap inside is incomplete, and no scan."`
-	Layout           string          `toml:"layout" doc:"HID keyboard: the layout that the scanner is set to, for example \"us\"."`
+	Framing          string          `toml:"framing" enum:"line|cr|lf|crlf|stx-etx|acknak|ssi" doc:"Serial: what ends a message. line: CR, LF or CRLF. acknak: as line, and the scanner waits for ACK or NAK. ssi: packets of Zebra's Simple Serial Interface, which are answered and marked when they come again."`
+	InterByteTimeout time.Duration   `toml:"inter_byte_timeout" range:"1ms:10s" doc:"A message with a longer gap inside is incomplete, and no scan. A hid-keyboard without this key: \"100ms\"; people type more slowly."`
+	Layout           string          `toml:"layout" enum:"us|uk|de|fr" doc:"HID keyboard: the layout that the scanner is set to."`
 	GSSubstitute     string          `toml:"gs_substitute" doc:"One character that the scanner sends in place of GS, outside GS1's character set 82. Empty: none."`
 	GunDigits        int             `toml:"gun_digits" range:"0:4" doc:"Digits of the gun's address in front of each message of a base station; 0 is none."`
 	BareDigits       string          `toml:"bare_digits" enum:"|ndc11|ean8" doc:"What 8 or 11 digits without identifier are. Empty: refused as ambiguous."`
-	SymbologyPrefix  string          `toml:"symbology_prefix" doc:"Characters that the scanner is set to send in front of every message. Empty: none."`
-	Retries          int             `toml:"retries" range:"0:10" doc:"acknak: how often the scanner sends a message again without an answer."`
-	RetryInterval    time.Duration   `toml:"retry_interval" range:"1ms:1m" doc:"acknak: how long it waits each time."`
-	MarksResends     bool            `toml:"marks_resends" doc:"acknak: the scanner marks what it sends again."`
+	SymbologyPrefix  string          `toml:"symbology_prefix" doc:"What the scanner sends in place of or before the ] of an AIM identifier. Empty: nothing."`
+	Retries          int             `toml:"retries" range:"0:10" doc:"acknak, ssi: how often the scanner sends a message again without an answer."`
+	RetryInterval    time.Duration   `toml:"retry_interval" range:"1ms:1m" doc:"acknak, ssi: how long it waits each time."`
+	MarksResends     bool            `toml:"marks_resends" doc:"The scanner marks what it sends again, as ssi does, with or without this key. Of an acknak scanner it says that nothing is sent again that could be taken for the next item."`
 	Shared           bool            `toml:"shared" doc:"Several agents hear this scanner under the same id."`
 	ScanType         window.ScanType `toml:"scan_type" doc:"What its scans are until the user says otherwise."`
 	Feedback         Feedback        `toml:"feedback"`
@@ -217,6 +217,7 @@ type Feedback struct {
 	Good      string `toml:"good" doc:"Written to the device after an accepted scan, after the framing's own answer: up to 64 ASCII characters, for example \"\\u0007\"."`
 	Duplicate string `toml:"duplicate" doc:"The same after a duplicate."`
 	Reject    string `toml:"reject" doc:"The same after a scan that was refused or not accepted."`
+	Profile   string `toml:"profile" enum:"|zebra-ssi|honeywell-host-ack|datalogic" doc:"The bytes for a family of scanners, where the keys above are empty. honeywell-host-ack: Host ACK must be on. zebra-ssi needs framing = \"ssi\"."`
 }
 
 // Default returns the built-in defaults. They lack facility_uuid, so they do not validate as they are.

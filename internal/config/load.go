@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/BurntSushi/toml"
 )
@@ -41,7 +42,7 @@ func Load(o Options) (*Config, error) {
 	if err := l.flags(o); err != nil {
 		return nil, err
 	}
-	l.c.modeByTransport()
+	l.c.byTransport()
 	if !l.broken {
 		for _, e := range l.c.problems() {
 			if !l.isBad(e.path) {
@@ -449,11 +450,19 @@ func (l *loader) flags(o Options) error {
 	return nil
 }
 
-// modeByTransport listens beside the pharmacy application on a keyboard unless the file says otherwise.
-func (c *Config) modeByTransport() {
+// byTransport sets what a keyboard has otherwise unless the file says it: it is listened to beside the pharmacy
+// application, and its keys follow each other more quickly than bytes must.
+func (c *Config) byTransport() {
 	for i := range c.Scanners {
-		if _, set := c.at[fmt.Sprintf("scanner[%d].mode", i)]; !set && c.Scanners[i].Transport == "hid-keyboard" {
-			c.Scanners[i].Mode = "listen"
+		s := &c.Scanners[i]
+		if s.Transport != "hid-keyboard" {
+			continue
+		}
+		if _, set := c.at[fmt.Sprintf("scanner[%d].mode", i)]; !set {
+			s.Mode = "listen"
+		}
+		if _, set := c.at[fmt.Sprintf("scanner[%d].inter_byte_timeout", i)]; !set {
+			s.InterByteTimeout = 100 * time.Millisecond
 		}
 	}
 }

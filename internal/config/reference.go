@@ -36,7 +36,7 @@ func Reference() string {
 				b.WriteString("\n")
 			}
 			if !again {
-				comment(&b, f, takes()[element.ReplaceAllString(f.path, "")])
+				comment(&b, f)
 			}
 			fmt.Fprintf(&b, "%s%s = %s\n", off, key, toTOML(f.value))
 		}
@@ -44,14 +44,10 @@ func Reference() string {
 	return b.String()
 }
 
-func comment(b *strings.Builder, f field, have []string) {
+func comment(b *strings.Builder, f field) {
 	text := f.tag.Get("doc")
 	if enum, ok := f.tag.Lookup("enum"); ok {
-		values := strings.Split(enum, "|")
-		text += " Values: " + list(values) + "."
-		if have != nil {
-			text += " This build takes " + list(have) + "."
-		}
+		text += " Values: " + list(strings.Split(enum, "|")) + "."
 	}
 	if t, ok := f.value.Interface().(interface{ String() string }); ok && slices.Contains(typeNames(), t.String()) {
 		text += " Values: " + list(typeNames()) + "."

@@ -85,7 +85,7 @@ rx_profile[0].name="" rx_profile[0].pattern=""
 scanner[0].id="" scanner[0].transport="serial" scanner[0].path="" scanner[0].usb="" scanner[0].port="" scanner[0].mode="exclusive" scanner[0].force=false
 scanner[0].baud=9600 scanner[0].framing="line" scanner[0].inter_byte_timeout="200ms" scanner[0].layout="us" scanner[0].gs_substitute="" scanner[0].gun_digits=0
 scanner[0].bare_digits="" scanner[0].symbology_prefix="" scanner[0].retries=0 scanner[0].retry_interval="2s" scanner[0].marks_resends=false scanner[0].shared=false
-scanner[0].scan_type="dispense" scanner[0].feedback.good="" scanner[0].feedback.duplicate="" scanner[0].feedback.reject=""`)
+scanner[0].scan_type="dispense" scanner[0].feedback.good="" scanner[0].feedback.duplicate="" scanner[0].feedback.reject="" scanner[0].feedback.profile=""`)
 	var got []string
 	for _, s := range prototype().sections() {
 		for _, f := range s.fields {
@@ -305,7 +305,7 @@ func TestStandaloneFile(t *testing.T) {
 	want.Agent.FacilityUUID, want.Agent.StateDir = strings.Repeat("F", 36), "/tmp/t1"
 	want.Scanners = []Scanner{DefaultScanner()}
 	s := &want.Scanners[0]
-	s.ID, s.Path, s.Feedback = "SCN-04", "/tmp/t1/scn04", Feedback{"G", "D", "R"}
+	s.ID, s.Path, s.Feedback = "SCN-04", "/tmp/t1/scn04", Feedback{Good: "G", Duplicate: "D", Reject: "R"}
 	equal(t, c, want)
 	// A whole fleet may ship one file: sections of stores that are not used do no harm.
 	mustLoad(t, Options{File: filepath.Join(configs, "standalone.toml"), FileExplicit: true,

@@ -51,6 +51,7 @@ func TestUnitDirectives(t *testing.T) {
 		"Service.ExecStartPre":            {"-/usr/bin/scanonce check-config"},
 		"Service.ExecStart":               {"/usr/bin/scanonce run"},
 		"Service.ExecReload":              {"/usr/bin/scanonce check-config", "/bin/kill -HUP $MAINPID"},
+		"Service.ExecStopPost":            {"-+/usr/bin/scanonce rebind"},
 		"Service.RestrictAddressFamilies": {"AF_UNIX AF_NETLINK AF_INET AF_INET6"},
 		"Service.DevicePolicy":            {"closed"},
 		"Service.CapabilityBoundingSet":   {""},
@@ -86,7 +87,8 @@ func TestUnitDirectives(t *testing.T) {
 			modules = append(modules, line)
 		}
 	}
-	for class, module := range map[string]string{"char-ttyACM rw": "cdc_acm", "char-ttyUSB rw": "usbserial", "char-ttyS rw": ""} {
+	for class, module := range map[string]string{"char-ttyACM rw": "cdc_acm", "char-ttyUSB rw": "usbserial", "char-ttyS rw": "", "char-pts rw": "",
+		"char-hidraw rw": "usbhid", "char-usb_device rw": "usbhid", "char-input rw": "", "/dev/uinput rw": "uinput"} {
 		if !slices.Contains(u["Service.DeviceAllow"], class) || module != "" && !slices.Contains(modules, module) {
 			t.Errorf("class %q in %q, module %q in %q", class, u["Service.DeviceAllow"], module, modules)
 		}

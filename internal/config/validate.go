@@ -12,29 +12,18 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"scanonce/window"
 )
 
-// takes lists the values for which this build has an implementation, for the keys where the file format
-// knows more.
-func takes() map[string][]string {
-	return map[string][]string{
-		"claim.backend":      {"embedded", "redis"},
-		"ledger.backend":     {"embedded", "postgres"},
-		"claimstate.backend": {"embedded"},
-		"pa.backend":         {"embedded"},
-		"scanner.transport":  {"serial"},
-	}
-}
-
 var (
-	nameRE   = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,32}$`)
-	agentRE  = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
-	groupRE  = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
-	usbRE    = regexp.MustCompile(`^[0-9a-fA-F]{4}:[0-9a-fA-F]{4}(:[!-~]{1,126})?$`)
-	portRE   = regexp.MustCompile(`^[0-9]+-[0-9]+(\.[0-9]+)*$`)
-	layoutRE = regexp.MustCompile(`^[a-z]{2}(-[a-z]+)?$`)
+	nameRE  = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,32}$`)
+	agentRE = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
+	groupRE = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
+	modelRE = regexp.MustCompile(`^[0-9a-fA-F]{4}:[0-9a-fA-F]{4}$`)
+	portRE  = regexp.MustCompile(`^[0-9]+-[0-9]+(\.[0-9]+)*$`)
 	// A password in a connection string's keyword form, or in its URL's query.
 	passwordRE = regexp.MustCompile(`(?i)(^|[\s?&])(ssl)?password\s*=`)
 )
@@ -117,9 +106,6 @@ func (k *checker) field(f field) {
 			k.add(f.path, asText(text)+" is none of its values", hint)
 			return
 		}
-		if have, ok := takes()[element.ReplaceAllString(f.path, "")]; ok && !slices.Contains(have, text) {
-			k.add(f.path, "this build has no "+asText(text), fmt.Sprintf("write %s = %s", f.name, list(have)))
-		}
 	}
 	if r := f.tag.Get("range"); r != "" {
 		if lo, hi, ok := inRange(f.value, r); !ok {
@@ -160,6 +146,10 @@ func inRange(v reflect.Value, r string) (lo, hi string, ok bool) {
 		return lo, hi, a <= x && x <= b // false for NaN
 	}
 	return lo, hi, false
+}
+
+func isAlnum(b byte) bool {
+	return b >= '0' && b <= '9' || b >= 'A' && b <= 'Z' || b >= 'a' && b <= 'z'
 }
 
 func printable(s string) bool {
@@ -252,8 +242,13 @@ func (k *checker) stores() {
 			k.add("redis.addrs", asText(a)+" is not host:port", "write for example [\"127.0.0.1:6379\"]")
 		}
 	}
-	if c.Claim.Backend == "redis" && len(r.Addrs) == 0 {
-		k.add(k.set("redis.addrs", "claim.backend"), "backend = \"redis\" needs redis.addrs", "write addrs = [\"host:6379\"] under [redis]")
+	for _, b := range [...]struct{ key, value string }{{"claim.backend", c.Claim.Backend}, {"claimstate.backend", c.ClaimState.Backend}} {
+		if (b.value == "redis" || b.value == "split") && len(r.Addrs) == 0 {
+			k.add(k.set("redis.addrs", b.key), fmt.Sprintf("backend = %q needs redis.addrs", b.value), "write addrs = [\"host:6379\"] under [redis]")
+		}
+	}
+	if c.ClaimState.PendTTL < c.ClaimState.TTL {
+		k.add(k.set("claimstate.pend_ttl", "claimstate.ttl"), "pended claims would live for less time than others", "write for example pend_ttl = \"720h\"")
 	}
 	if r.Mode == "sentinel" && r.MasterName == "" {
 		k.add(k.set("redis.master_name", "redis.mode"), "mode = \"sentinel\" needs master_name", "write master_name = \"…\", the name that the sentinels watch")
@@ -265,8 +260,11 @@ func (k *checker) stores() {
 		k.add(k.set("redis.cert_file", "redis.key_file"), "cert_file and key_file go together", "write both or none")
 	}
 
-	if c.Ledger.Backend == "postgres" && c.Postgres.DSN == "" {
-		k.add(k.set("postgres.dsn", "ledger.backend"), "backend = \"postgres\" needs postgres.dsn", "write dsn = \"postgres://scanonce@db.example:5432/scanonce?sslmode=verify-full\" under [postgres]")
+	for _, b := range [...]struct{ key, value string }{{"ledger.backend", c.Ledger.Backend}, {"pa.backend", c.PA.Backend}} {
+		if b.value != "postgres" || c.Postgres.DSN != "" {
+			continue
+		}
+		k.add(k.set("postgres.dsn", b.key), "backend = \"postgres\" needs postgres.dsn", "write dsn = \"postgres://scanonce@db.example:5432/scanonce?sslmode=verify-full\" under [postgres]")
 	}
 	// The string itself is never shown: a password may be in it.
 	if dsn := c.Postgres.DSN; dsn != "" {
@@ -274,7 +272,7 @@ func (k *checker) stores() {
 		if strings.HasPrefix(dsn, "postgres://") || strings.HasPrefix(dsn, "postgresql://") {
 			u, err := url.Parse(dsn)
 			if err != nil {
-				k.add("postgres.dsn", "it is no URL", "write for example \"postgres://scanonce@db.example:5432/scanonce?sslmode=verify-full\"")
+				k.add("postgres.dsn", "it is no URL", "write for example \"postgres://scanonce@db.example:5432/scanonce?sslmode=verify-full\"; of several hosts each one has its port")
 			} else if u.User != nil {
 				_, has := u.User.Password()
 				secret = secret || has
@@ -288,6 +286,9 @@ func (k *checker) stores() {
 	d := &c.DynamoDB
 	if d.Endpoint != "" && !isOrigin(strings.TrimSuffix(d.Endpoint, "/")) {
 		k.add("dynamodb.endpoint", asText(d.Endpoint)+" is no URL of a server", "write for example \"http://127.0.0.1:8000\"")
+	}
+	if s := c.ClaimState.Backend; (s == "dynamodb" || s == "split") && d.Endpoint == "" && d.Region == "" {
+		k.add(k.set("dynamodb.region", "claimstate.backend"), fmt.Sprintf("backend = %q needs dynamodb.region or dynamodb.endpoint", s), "write region = \"us-east-1\" under [dynamodb]")
 	}
 	if d.Table == "" {
 		k.add("dynamodb.table", "it is empty", "write a table name, for example \"scanonce_claims\"")
@@ -397,33 +398,77 @@ func (k *checker) scanners() {
 		s := &k.c.Scanners[i]
 		path := fmt.Sprintf("scanner[%d]", i)
 		k.name(path+".id", s.ID, ids, i)
-		if s.Transport == "serial" {
-			switch first, dup := paths[filepath.Clean(s.Path)]; {
-			case s.Path == "":
-				k.add(path+".path", "a serial scanner needs a path", "write path = \"/dev/serial/by-id/…\"")
-			case dup:
+		switch {
+		case s.Transport == "serial":
+			k.serialPlace(path, s)
+		case s.USB == "":
+			k.add(path+".usb", "a USB scanner needs usb", "write usb = \"vvvv:pppp\" as scanonce devices shows it: no other keyboard is touched")
+		case s.Path != "":
+			k.add(path+".path", "a USB scanner has no path", "leave path out: usb, and port where several are alike, say which one it is")
+		}
+		k.scannerUSB(path, s, devices, i)
+		if s.Path != "" {
+			if first, dup := paths[filepath.Clean(s.Path)]; dup {
 				k.add(path+".path", fmt.Sprintf("%s is also the path of %s%s", asText(s.Path), k.c.display(fmt.Sprintf("scanner[%d]", first)),
 					k.where(fmt.Sprintf("scanner[%d].path", first))), "write another path; several guns on one base station are one scanner with gun_digits")
-			default:
+			} else {
 				paths[filepath.Clean(s.Path)] = i
 			}
-		} else if s.USB == "" && s.Port == "" {
-			k.add(path+".usb", "a USB scanner needs usb or port", "write usb = \"vvvv:pppp\" as the device has it")
-		} else if first, dup := devices[strings.ToLower(s.USB)+" "+s.Port]; dup {
-			k.add(k.set(path+".usb", path+".port"), "it is the device of "+k.c.display(fmt.Sprintf("scanner[%d]", first)), "tell them apart by serial number or port")
-		} else {
-			devices[strings.ToLower(s.USB)+" "+s.Port] = i
 		}
-		if s.USB != "" && !usbRE.MatchString(s.USB) {
-			k.add(path+".usb", asText(s.USB)+" does not fit", "write \"vvvv:pppp\" or \"vvvv:pppp:serial\", for example \"0c2e:0b61\"")
-		}
-		if s.Port != "" && !portRE.MatchString(s.Port) {
-			k.add(path+".port", asText(s.Port)+" is no port path", "write for example \"1-1.2\"")
-		}
-		if s.Transport == "hid-keyboard" && s.Mode == "exclusive" && !s.Force {
-			k.add(path+".mode", "exclusive takes a keyboard away from everything else", "write mode = \"listen\", or force = true if it is meant")
-		}
+		k.scannerMode(path, s)
 		k.scannerContent(path, s)
+	}
+}
+
+func (k *checker) serialPlace(path string, s *Scanner) {
+	switch {
+	case s.Path == "" && s.USB == "" && s.Port == "":
+		k.add(path+".path", "a serial scanner needs path or usb", "write path = \"/dev/serial/by-id/…\", or usb = \"vvvv:pppp:serial\" as scanonce devices shows it")
+	case s.Path != "" && (s.USB != "" || s.Port != ""):
+		k.add(k.set(path+".usb", path+".port"), "path says already where it is", "write either path, or usb with port where several are alike")
+	case s.Path == "" && s.USB == "":
+		k.add(path+".port", "port alone does not say which device is meant", "write usb = \"vvvv:pppp\" beside it")
+	}
+}
+
+// scannerUSB checks how a device is named, and that no other table names the same one.
+func (k *checker) scannerUSB(path string, s *Scanner, devices map[string]int, i int) {
+	name, ok := usbName(s.USB)
+	if s.USB != "" && !ok {
+		k.add(path+".usb", asText(s.USB)+" does not fit", "write \"vvvv:pppp\" or \"vvvv:pppp:serial\", for example \"0c2e:0b61\"")
+	}
+	if s.Port != "" && !portRE.MatchString(s.Port) {
+		k.add(path+".port", asText(s.Port)+" is no port path", "write for example \"1-1.2\"")
+	}
+	if !ok {
+		return
+	}
+	if first, dup := devices[name+" "+s.Port]; dup {
+		k.add(k.set(path+".usb", path+".port"), "it is the device of "+k.c.display(fmt.Sprintf("scanner[%d]", first)), "tell them apart by serial number or port")
+	} else {
+		devices[name+" "+s.Port] = i
+	}
+}
+
+// usbName is usb with its ids in small letters. A serial number stays as it is, and may be whatever prints.
+func usbName(usb string) (name string, ok bool) {
+	const model = len("vvvv:pppp")
+	if len(usb) < model || !modelRE.MatchString(usb[:model]) {
+		return "", false
+	}
+	serial, named := strings.CutPrefix(usb[model:], ":")
+	prints := utf8.ValidString(serial) && strings.IndexFunc(serial, func(r rune) bool { return !unicode.IsPrint(r) }) < 0
+	return strings.ToLower(usb[:model]) + usb[model:], len(usb) == model || named && strings.TrimSpace(serial) != "" && prints
+}
+
+func (k *checker) scannerMode(path string, s *Scanner) {
+	switch {
+	case s.Transport == "serial" && s.Mode != "exclusive":
+		k.add(path+".mode", "a serial scanner is the agent's alone", "leave mode out: a port cannot be shared")
+	case s.Transport == "hid-pos" && s.Mode == "grab":
+		k.add(path+".mode", "only the keys of a hid-keyboard can be passed on", "write mode = \"exclusive\", or \"listen\" beside another program")
+	case s.Transport == "hid-keyboard" && s.Mode == "exclusive" && !s.Force:
+		k.add(path+".mode", "exclusive takes a keyboard away from everything else", "write mode = \"listen\", or force = true if it is meant")
 	}
 }
 
@@ -431,18 +476,14 @@ func (k *checker) scanners() {
 const cset82 = "!\"%&'()*+,-./:;<=>?_"
 
 func (k *checker) scannerContent(path string, s *Scanner) {
-	if !layoutRE.MatchString(s.Layout) {
-		k.add(path+".layout", asText(s.Layout)+" is no layout", "write for example \"us\" or \"de\"")
-	}
 	if g := s.GSSubstitute; g != "" {
 		b := g[0]
-		alnum := b >= '0' && b <= '9' || b >= 'A' && b <= 'Z' || b >= 'a' && b <= 'z'
-		if len(g) != 1 || b > 0x7f || b == 0 || b == '\r' || b == '\n' || alnum || strings.IndexByte(cset82, b) >= 0 {
+		if len(g) != 1 || b > 0x7f || b == 0 || strings.IndexByte("\x02\x03\t\r\n", b) >= 0 || isAlnum(b) || strings.IndexByte(cset82, b) >= 0 {
 			k.add(path+".gs_substitute", asText(g)+" does not fit", "write one ASCII character that no barcode's data has, for example \"~\" or \"|\"")
 		}
 	}
-	if len(s.SymbologyPrefix) > 8 || !printable(s.SymbologyPrefix) {
-		k.add(path+".symbology_prefix", asText(s.SymbologyPrefix)+" does not fit", "write at most 8 printable ASCII characters")
+	if p := s.SymbologyPrefix; p != "" && (len(p) > 4 || !printable(p) || strings.Contains(p, " ") || isAlnum(p[0])) {
+		k.add(path+".symbology_prefix", asText(p)+" does not fit", "write at most 4 printable ASCII characters, the first of them no letter and no digit")
 	}
 	for _, f := range []struct{ key, text string }{{"good", s.Feedback.Good}, {"duplicate", s.Feedback.Duplicate}, {"reject", s.Feedback.Reject}} {
 		ascii := strings.IndexFunc(f.text, func(r rune) bool { return r > 0x7f }) < 0
@@ -450,11 +491,14 @@ func (k *checker) scannerContent(path string, s *Scanner) {
 			k.add(path+".feedback."+f.key, asText(f.text)+" does not fit", "write at most 64 ASCII characters; \\u0007 is BEL")
 		}
 	}
-	// The last resend comes retries × interval after its original. Outside the window it would be a movement of
-	// its own: this build tells resends by the window alone, and reads no marks.
-	if last, width := time.Duration(s.Retries)*s.RetryInterval, k.c.Window.For(s.ScanType).Width; s.Framing == "acknak" && s.Retries > 0 && last >= width {
+	if s.Feedback.Profile == "zebra-ssi" && s.Framing != "ssi" {
+		k.add(path+".feedback.profile", "zebra-ssi is for packets", "write framing = \"ssi\", and set the scanner to SSI with packeted decode data")
+	}
+	// Without a mark, what comes again is told by when it comes. Where two real movements may lie as far apart as that,
+	// by the window, nobody could tell.
+	if width := k.c.Window.For(s.ScanType).Width; s.Framing == "acknak" && s.Retries > 0 && !s.MarksResends && width < s.RetryInterval {
 		k.add(k.set(path+".retries", path+".retry_interval", path+".scan_type"),
-			fmt.Sprintf("what it sends again after %s is outside the window of %s, %s, and would count twice", quote(formatDuration(last)), s.ScanType, quote(formatDuration(width))),
-			"write retries = 0, or a shorter retry_interval so that retries × retry_interval is less than the window, and set the scanner so")
+			fmt.Sprintf("what it sends again after %s would look like the next item: the window of %s is %s", quote(formatDuration(s.RetryInterval)), s.ScanType, quote(formatDuration(width))),
+			"write retries = 0, or a retry_interval of less than the window, and set the scanner so")
 	}
 }

@@ -74,6 +74,7 @@ type Log struct {
 	path string
 	opts Options
 	gen  string // of this opening
+	acks acks
 
 	// appending serializes Append and the last step of compaction; taken before mu.
 	appending sync.Mutex
@@ -101,8 +102,21 @@ type Log struct {
 	crash func(step string) bool
 }
 
+// String names the log. What waits for its followers may be a patient's, so nothing of it is printed.
+func (l *Log) String() string { return "event log " + l.path }
+
+// Format is String at every verb.
+func (l *Log) Format(f fmt.State, _ rune) { io.WriteString(f, l.String()) }
+
+// hidden makes what embeds it print as nothing but this.
+type hidden struct{}
+
+func (hidden) String() string               { return "[hidden]" }
+func (h hidden) Format(f fmt.State, _ rune) { io.WriteString(f, h.String()) }
+
 // record is one event of the file. Offsets are logical: they grow over compactions.
 type record struct {
+	hidden
 	seq    uint64
 	at     window.UTC
 	off    int64
@@ -132,6 +146,7 @@ type handle struct {
 // freshEvent is held in memory for the followers that were there when it was appended: its live copy, or
 // its only one if it could not be stored.
 type freshEvent struct {
+	hidden
 	seq  uint64
 	kind string
 	data []byte
@@ -181,7 +196,11 @@ func Open(path string, o Options) (*Log, error) {
 	l := &Log{path: path, opts: o, gen: hex.EncodeToString(g[:]), file: &handle{f: f}, compactAt: minDead,
 		write: func(f *os.File, b []byte, off int64) (int, error) { return f.WriteAt(b, off) },
 		crash: func(string) bool { return false }}
-	if err := l.load(); err != nil {
+	err = l.load()
+	if err == nil {
+		err = l.loadAcks()
+	}
+	if err != nil {
 		f.Close()
 		return nil, err
 	}
@@ -238,9 +257,9 @@ func (l *Log) Append(entries ...Entry) error {
 		r.off += end
 		switch {
 		case r.live != nil && len(l.followers) > 0:
-			l.fresh = append(l.fresh, freshEvent{r.seq, r.kind, r.live})
+			l.fresh = append(l.fresh, freshEvent{seq: r.seq, kind: r.kind, data: r.live})
 		case werr != nil && len(l.followers) > 0:
-			l.fresh = append(l.fresh, freshEvent{r.seq, r.kind, slices.Clone(data)})
+			l.fresh = append(l.fresh, freshEvent{seq: r.seq, kind: r.kind, data: slices.Clone(data)})
 		}
 		r.live = nil
 		if werr == nil {
@@ -400,6 +419,7 @@ type batch struct {
 }
 
 type delivery struct {
+	hidden
 	id, kind string
 	data     []byte // nil: from the file, span[from:to]
 	from, to int

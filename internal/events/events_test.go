@@ -942,3 +942,31 @@ func BenchmarkAppend(b *testing.B) {
 		}
 	}
 }
+
+// What waits for a follower may be a patient's: no verb prints it.
+func TestTheLogDoesNotPrint(t *testing.T) {
+	const plain = "PHI1234567"
+	l := open(t, filepath.Join(t.TempDir(), "events.log"), Options{})
+	l.mu.Lock()
+	l.followers = append(l.followers, &follower{wake: make(chan struct{}, 1)}) // a slow one
+	l.mu.Unlock()
+	if err := l.Append(Entry{Kind: "label", At: t0, Live: map[string]any{"rx": plain}}); err != nil {
+		t.Fatal(err)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.fresh) != 1 || !bytes.Contains(l.fresh[0].data, []byte(plain)) {
+		t.Fatalf("%d events wait", len(l.fresh))
+	}
+	values := []any{l, l.fresh, l.fresh[0], &l.fresh[0], delivery{data: l.fresh[0].data}, []delivery{{data: l.fresh[0].data}}, record{live: l.fresh[0].data}}
+	for _, v := range values {
+		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%d"} {
+			out := fmt.Sprintf(verb, v)
+			for _, form := range []string{plain, fmt.Sprintf("%x", plain), strings.Trim(fmt.Sprint([]byte(plain)), "[]"), "0x50, 0x48, 0x49"} {
+				if strings.Contains(out, form) {
+					t.Errorf("%s of %T: %s", verb, v, out)
+				}
+			}
+		}
+	}
+}

@@ -1,5 +1,6 @@
-// Package session holds what a scanner's user has set: the scan type, a one-shot quantity, "same again". All
-// instants are CLOCK_BOOTTIME, so that no clock step ends a mode early or late.
+// Package session holds what a scanner's user has set: the scan type, a one-shot quantity, "same again", and
+// the prescription label that was scanned last. All instants are CLOCK_BOOTTIME, so that no clock step ends a
+// mode early or late.
 package session
 
 import (
@@ -22,6 +23,7 @@ type Settings struct {
 	Shared          bool // several agents hear it: only command barcodes reach all of them
 	ModeIdle        time.Duration
 	QuantityTimeout time.Duration
+	RxContext       time.Duration // how long a label belongs to the scans behind it
 }
 
 // ErrShared refuses an act that the other agents of a shared scanner would not see.
@@ -40,6 +42,9 @@ type State struct {
 	quantAt  time.Duration
 	armed    bool
 	act      time.Duration
+	rx       string          // token of the last label; "": none
+	rxAt     time.Duration   // when it came
+	rxMode   window.ScanType // the scan type in which it came
 }
 
 // New begins a session.
@@ -71,8 +76,28 @@ func (s *State) Armed() bool { return s.armed }
 // Act is when the user last did something on purpose, 0 for never. Automatic changes are no acts.
 func (s *State) Act() time.Duration { return s.act }
 
+// SetLabel makes the token of a label that of the scans that follow. It takes the place of the last one's.
+func (s *State) SetLabel(token string, now time.Duration) {
+	t, _ := s.Current(now)
+	s.rx, s.rxAt, s.rxMode = token, now, t
+	s.Heard(now)
+}
+
+// RxToken is the token of the label to which a scan at boottime now belongs; "" for none. A label ends with the
+// next one, after RxContext, and with the scan type in which it was scanned: whoever begins to receive stock has
+// left the prescription. A scan does not use it up, since a prescription may take several containers.
+func (s *State) RxToken(now time.Duration) string {
+	if t, _ := s.Current(now); t != s.rxMode || now-s.rxAt >= s.Settings.RxContext {
+		return ""
+	}
+	return s.rx
+}
+
 // SetMode sets the scan type until the scanner has been idle for ModeIdle.
 func (s *State) SetMode(t window.ScanType, now time.Duration) {
+	if old, _ := s.Current(now); old != t {
+		s.rx = ""
+	}
 	s.mode, s.modeUsed, s.act = t, now, now
 }
 
@@ -120,6 +145,9 @@ func (s *State) Expire(now time.Duration) bool {
 	}
 	if s.quantity != 0 && !s.quantitySet(now) {
 		s.quantity, changed = 0, true
+	}
+	if s.RxToken(now) == "" {
+		s.rx = "" // for good, though its scan type may come back; nobody is told
 	}
 	return changed
 }

@@ -8,7 +8,7 @@ import (
 )
 
 func fresh() State {
-	return New(Settings{Home: window.Dispense, ModeIdle: 2 * time.Minute, QuantityTimeout: time.Minute})
+	return New(Settings{Home: window.Dispense, ModeIdle: 2 * time.Minute, QuantityTimeout: time.Minute, RxContext: 2 * time.Minute})
 }
 
 func want(t *testing.T, s *State, now time.Duration, typ window.ScanType, quantity int) {
@@ -76,4 +76,70 @@ func TestTheHomeTypeSetByHandDoesNotRunOut(t *testing.T) {
 	if s.Expire(time.Hour) {
 		t.Fatal("nothing changed, and yet it was told")
 	}
+}
+
+func TestALabelBelongsToTheScansBehindIt(t *testing.T) {
+	const a, b = "rx1.a", "rx1.b"
+	token := func(t *testing.T, s *State, now time.Duration, want string) {
+		t.Helper()
+		if got := s.RxToken(now); got != want {
+			t.Fatalf("at %v: %q, want %q", now, got, want)
+		}
+	}
+	t.Run("for its time", func(t *testing.T) {
+		s := fresh()
+		token(t, &s, time.Second, "")
+		s.SetLabel(a, 10*time.Second)
+		s.Accepted(20 * time.Second) // and for more than one scan
+		s.Accepted(70 * time.Second)
+		token(t, &s, 130*time.Second-1, a)
+		token(t, &s, 130*time.Second, "")
+		if s.Act() != 0 {
+			t.Error("a label is no act that makes an echo a movement")
+		}
+	})
+	t.Run("until the next label", func(t *testing.T) {
+		s := fresh()
+		s.SetLabel(a, 10*time.Second)
+		saved := s
+		s.SetLabel(b, 100*time.Second)
+		token(t, &s, 219*time.Second, b)
+		token(t, &saved, 101*time.Second, a)
+	})
+	t.Run("until another scan type", func(t *testing.T) {
+		s := fresh()
+		s.SetLabel(a, 10*time.Second)
+		s.SetMode(window.Dispense, 11*time.Second) // the same
+		token(t, &s, 12*time.Second, a)
+		s.SetMode(window.Receive, 13*time.Second)
+		token(t, &s, 14*time.Second, "")
+		s.SetMode(window.Dispense, 15*time.Second)
+		token(t, &s, 16*time.Second, "")
+		s.SetMode(window.Return, 17*time.Second)
+		s.SetLabel(b, 18*time.Second)
+		token(t, &s, 19*time.Second, b)
+	})
+	t.Run("until the scan type falls back", func(t *testing.T) {
+		s := fresh()
+		s.Settings.ModeIdle = 20 * time.Second
+		s.SetMode(window.Return, time.Second)
+		s.SetLabel(a, 15*time.Second) // which keeps the mode alive
+		token(t, &s, 34*time.Second, a)
+		token(t, &s, 35*time.Second, "")
+		if !s.Expire(35 * time.Second) {
+			t.Error("the fall-back was not told")
+		}
+		s.SetMode(window.Return, 36*time.Second)
+		token(t, &s, 37*time.Second, "")
+	})
+	t.Run("its end is told to nobody and wakes nobody", func(t *testing.T) {
+		s := fresh()
+		s.SetLabel(a, 10*time.Second)
+		if at, ok := s.NextExpiry(11 * time.Second); ok {
+			t.Errorf("something ends at %v", at)
+		}
+		if s.Expire(131*time.Second) || s.rx != "" {
+			t.Errorf("after its time: %q", s.rx)
+		}
+	})
 }

@@ -371,7 +371,7 @@ func TestRunTellsWhatDiffers(t *testing.T) {
 			a.answer = c.answer
 			n := 0
 			sum, _, err := a.do(again, func(r *Run) {
-				r.Timeout = 500 * time.Millisecond
+				r.Timeout = 3 * time.Second
 				r.Report = func(*Result) error {
 					if n++; n == len(again) && c.spoil != nil {
 						a.mu.Lock()

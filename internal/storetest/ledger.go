@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"scanonce/idem"
 	"scanonce/sync/ledger"
@@ -57,6 +58,10 @@ func ledgerCases() []ledgerCase {
 		{"poison", ledgerPoison},
 		{"lines are idempotent", ledgerLinesOnce},
 		{"lines that do not belong", ledgerLinesRefused},
+		{"chain", ledgerChain},
+		{"chain of one", ledgerChainOrder},
+		{"chain records that contradict themselves", ledgerChainRefused},
+		{"a claim is one scan's", ledgerIngest},
 		{"no row without its line", ledgerRowLines},
 		{"order of commit", ledgerOrder},
 		{"spans", ledgerSpans},
@@ -279,10 +284,13 @@ func ledgerLostReply(tb testing.TB, f LedgerFixture) {
 func ledgerStanding(tb testing.TB, f LedgerFixture) {
 	a, b := f.pair(tb)
 	rows := map[int]ledger.Row{1: row(1, 1, 1), 2: row(2, 2, 2), 3: row(3, 3, 0)}
+	bypassed := rows[2]
+	bypassed.Flags, bypassed.Agent = []string{"expiry_day_zero", ledger.ClaimBypassed}, "agent-b"
+	rows[2] = bypassed
 	insert(tb, a, rows[1], rows[2], rows[3])
 	owners := map[int]ledger.Owner{}
 	for _, r := range allRows(tb, a, ledger.Span{}) {
-		owners[number(tb, r.Event)] = ledger.Owner{Event: r.Event, Key: r.Keys.Idem, CommittedAt: r.CommittedAt}
+		owners[number(tb, r.Event)] = ledger.Owner{Event: r.Event, Key: r.Keys.Idem, CommittedAt: r.CommittedAt, Agent: r.Agent, Bypassed: r.Flags != nil}
 	}
 	var probes []ledger.Probe
 	var want []ledger.Standing
@@ -437,6 +445,168 @@ func ledgerLinesRefused(tb testing.TB, f LedgerFixture) {
 	}
 	if got := allLines(tb, l, ledger.Span{}); len(got) != 0 {
 		tb.Errorf("refused lines are there: %+v", got)
+	}
+}
+
+// chained is number seq of an epoch's chain, about some events, behind prev.
+func chained(agent, epoch string, seq uint64, prev [32]byte, events ...int) ledger.ChainRecord {
+	r := ledger.ChainRecord{Agent: agent, Epoch: epoch, Seq: seq, Prev: prev}
+	for _, e := range events {
+		h := hash("line of "+agent, e)
+		r.Events = append(r.Events, eventID(e))
+		r.LineHashes = append(r.LineHashes, h[:]...)
+	}
+	r.Hash = ledger.ChainHash(prev, r.LineHashes)
+	return r
+}
+
+// ledgerIngest: the first row that asks for a claim has it, whoever asks and how often.
+func ledgerIngest(tb testing.TB, f LedgerFixture) {
+	a, b := f.pair(tb)
+	ask := func(l ledger.Ledger, asks ...ledger.Ingest) []ledger.Ingested {
+		tb.Helper()
+		got, err := l.Ingest(tb.Context(), asks)
+		if err != nil || len(got) != len(asks) {
+			tb.Fatalf("%d answers to %d questions, %v", len(got), len(asks), err)
+		}
+		for _, g := range got {
+			if g.Age < 0 || g.Age > 10*time.Minute {
+				tb.Errorf("an age of %v", g.Age)
+			}
+		}
+		return got
+	}
+	is := func(got []ledger.Ingested, events ...int) {
+		tb.Helper()
+		for i, e := range events {
+			if got[i].Event != eventID(e) {
+				tb.Errorf("claim %d is that of event %s, want %s", i, got[i].Event, eventID(e))
+			}
+		}
+	}
+	is(ask(a, ledger.Ingest{Claim: "c2", Event: eventID(2)}, ledger.Ingest{Claim: "c1", Event: eventID(1)}), 2, 1)
+	is(ask(a, ledger.Ingest{Claim: "c1", Event: eventID(1)}), 1) // once more
+	is(ask(b, ledger.Ingest{Claim: "c3", Event: eventID(3)}, ledger.Ingest{Claim: "c1", Event: eventID(3)}, ledger.Ingest{Claim: "c2", Event: eventID(4)}), 3, 1, 2)
+	is(ask(a, ledger.Ingest{Claim: "c4", Event: eventID(5)}, ledger.Ingest{Claim: "c4", Event: eventID(6)}, ledger.Ingest{Claim: "c3", Event: eventID(3)}), 5, 5, 3)
+	if got := ask(a); len(got) != 0 {
+		tb.Errorf("no question, %d answers", len(got))
+	}
+	var asking sync.WaitGroup
+	winners := make([]ledger.Ingested, 16)
+	for i := range winners {
+		asking.Go(func() {
+			l := a
+			if i%2 == 1 {
+				l = b
+			}
+			got, err := l.Ingest(tb.Context(), []ledger.Ingest{{Claim: "c5", Event: eventID(100 + i)}})
+			if err != nil {
+				tb.Error(err)
+				return
+			}
+			winners[i] = got[0]
+		})
+	}
+	asking.Wait()
+	winner := ask(b, ledger.Ingest{Claim: "c5", Event: eventID(99)})[0].Event
+	for i, w := range winners {
+		if w.Event != winner {
+			tb.Errorf("asker %d was told event %s, and it is %s", i, w.Event, winner)
+		}
+	}
+	if err := a.Close(); err != nil {
+		tb.Fatal(err)
+	}
+	is(ask(f.Open(tb), ledger.Ingest{Claim: "c4", Event: eventID(7)}), 5)
+}
+
+func appendChain(tb testing.TB, l ledger.Ledger, records ...ledger.ChainRecord) {
+	tb.Helper()
+	if err := l.AppendChain(tb.Context(), records); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func chain(tb testing.TB, l ledger.Ledger) (records []ledger.ChainRecord) {
+	tb.Helper()
+	if err := l.Chain(tb.Context(), func(r ledger.ChainRecord) error { records = append(records, r); return nil }); err != nil {
+		tb.Fatal(err)
+	}
+	return records
+}
+
+func ledgerChain(tb testing.TB, f LedgerFixture) {
+	a, b := f.pair(tb)
+	one := chained("agent-a", "00000000000000aa", 1, [32]byte{}, 1, 2, 3)
+	two := chained("agent-a", "00000000000000aa", 2, one.Hash, 4)
+	other := chained("agent-a", "00000000000000bb", 1, two.Hash, 5, 6)
+	foreign := chained("agent-b", "00000000000000aa", 1, [32]byte{7}, 7)
+	appendChain(tb, a)
+	appendChain(tb, a, one, foreign)
+	changed := chained("agent-a", "00000000000000aa", 1, [32]byte{}, 9)
+	appendChain(tb, b, one, two, other, changed)
+	appendChain(tb, a, two)
+	expectSame(tb, "chain", chain(tb, b), []ledger.ChainRecord{one, two, other, foreign})
+	heads, err := a.ChainHeads(tb.Context())
+	if err != nil {
+		tb.Fatal(err)
+	}
+	slices.SortFunc(heads, func(x, y ledger.ChainHead) int { return strings.Compare(x.Agent+x.Epoch, y.Agent+y.Epoch) })
+	expectSame(tb, "heads", heads, []ledger.ChainHead{{Agent: "agent-a", Epoch: one.Epoch, Seq: 2}, {Agent: "agent-a", Epoch: other.Epoch, Seq: 1},
+		{Agent: "agent-b", Epoch: one.Epoch, Seq: 1}})
+	stop := errors.New("enough")
+	n := 0
+	if err := a.Chain(tb.Context(), func(ledger.ChainRecord) error { n++; return stop }); !errors.Is(err, stop) || n != 1 {
+		tb.Errorf("%d records after the consumer had enough, %v", n, err)
+	}
+	if lines := allLines(tb, a, ledger.Span{}); len(lines) != 0 {
+		tb.Errorf("the chain's records are lines: %+v", lines)
+	}
+}
+
+// A chain is in the order of its numbers, however many there are.
+func ledgerChainOrder(tb testing.TB, f LedgerFixture) {
+	l := f.Open(tb)
+	const n = 700
+	var prev [32]byte
+	var records []ledger.ChainRecord
+	for seq := uint64(1); seq <= n; seq++ {
+		records = append(records, chained("agent-a", "00000000000000aa", seq, prev, int(seq)))
+		prev = records[seq-1].Hash
+	}
+	for i := len(records); i > 0; i -= 100 {
+		appendChain(tb, l, records[i-100:i]...)
+	}
+	for i, r := range chain(tb, l) {
+		if r.Seq != uint64(i+1) || r.Flaw() != "" {
+			tb.Fatalf("record %d is %d (%s)", i+1, r.Seq, r.Flaw())
+		}
+	}
+	if got := len(chain(tb, l)); got != n {
+		tb.Errorf("%d records, want %d", got, n)
+	}
+}
+
+func ledgerChainRefused(tb testing.TB, f LedgerFixture) {
+	l := f.Open(tb)
+	good := chained("agent-a", "00000000000000aa", 1, [32]byte{}, 1, 2)
+	for name, spoil := range map[string]func(r *ledger.ChainRecord){
+		"hash":             func(r *ledger.ChainRecord) { r.Hash[31] ^= 1 },
+		"previous hash":    func(r *ledger.ChainRecord) { r.Prev[0] ^= 1 },
+		"a hash too few":   func(r *ledger.ChainRecord) { r.LineHashes = r.LineHashes[:32] },
+		"an event too few": func(r *ledger.ChainRecord) { r.Events = r.Events[:1] },
+		"no number":        func(r *ledger.ChainRecord) { r.Seq = 0 },
+		"no epoch":         func(r *ledger.ChainRecord) { r.Epoch = "" },
+		"no agent":         func(r *ledger.ChainRecord) { r.Agent = "" },
+	} {
+		r := good
+		spoil(&r)
+		if err := l.AppendChain(tb.Context(), []ledger.ChainRecord{r}); err == nil || !strings.HasPrefix(err.Error(), "cannot ") {
+			tb.Errorf("%s: %v, want an error that begins with cannot", name, err)
+		}
+	}
+	if got := chain(tb, l); len(got) != 0 {
+		tb.Errorf("refused records are there: %+v", got)
 	}
 }
 

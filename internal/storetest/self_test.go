@@ -2,6 +2,7 @@ package storetest
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -265,6 +266,13 @@ func TestLedgerSuiteDetects(t *testing.T) {
 		"line replaced":             "lines are idempotent",
 		"line twice":                "lines are idempotent",
 		"takes any line":            "lines that do not belong",
+		"record replaced":           "chain",
+		"chain mixes agents":        "chain",
+		"chain as it came":          "chain of one",
+		"takes any record":          "chain records that contradict themselves",
+		"claim taken over":          "a claim is one scan's",
+		"claim of the call":         "a claim is one scan's",
+		"claim forgotten":           "a claim is one scan's",
 		"rows have no line":         "no row without its line",
 		"bypass not told":           "no row without its line",
 		"key finds its row only":    "no row without its line",
@@ -303,6 +311,8 @@ type memory struct {
 	now    window.UTC
 	rows   []ledger.Row
 	log    []ledger.Line // of the rows too
+	chain  []ledger.ChainRecord
+	claims map[string]idem.EventID
 	idems  map[idem.Key]idem.EventID
 	edges  map[idem.Key]idem.EventID
 	events map[idem.EventID]bool
@@ -314,7 +324,7 @@ type memoryHandle struct {
 }
 
 func fakeLedger(fault string) LedgerFixture {
-	m := &memory{fault: fault, now: capturedAt, idems: map[idem.Key]idem.EventID{}, edges: map[idem.Key]idem.EventID{}, events: map[idem.EventID]bool{}}
+	m := &memory{fault: fault, now: capturedAt, claims: map[string]idem.EventID{}, idems: map[idem.Key]idem.EventID{}, edges: map[idem.Key]idem.EventID{}, events: map[idem.EventID]bool{}}
 	return LedgerFixture{Shared: true, Open: func(testing.TB) ledger.Ledger { return memoryHandle{m, new(bool)} }}
 }
 
@@ -433,7 +443,7 @@ func (h memoryHandle) Standing(ctx context.Context, probes []ledger.Probe) ([]le
 	owner := func(e idem.EventID) (o ledger.Owner) {
 		for _, r := range h.rows {
 			if !e.IsZero() && r.Event == e {
-				o = ledger.Owner{Event: r.Event, Key: r.Keys.Idem, CommittedAt: r.CommittedAt}
+				o = ledger.Owner{Event: r.Event, Key: r.Keys.Idem, CommittedAt: r.CommittedAt, Agent: r.Agent, Bypassed: slices.Contains(r.Flags, ledger.ClaimBypassed)}
 			}
 		}
 		return o
@@ -452,6 +462,83 @@ func (h memoryHandle) Standing(ctx context.Context, probes []ledger.Probe) ([]le
 		out[i] = s
 	}
 	return out, nil
+}
+
+func (h memoryHandle) Ingest(ctx context.Context, asks []ledger.Ingest) ([]ledger.Ingested, error) {
+	if err := h.ready(ctx); err != nil {
+		return nil, err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	out := make([]ledger.Ingested, len(asks))
+	for i, a := range asks {
+		if _, ok := h.claims[a.Claim]; (!ok || h.fault == "claim taken over") && h.fault != "claim forgotten" {
+			h.claims[a.Claim] = a.Event
+		}
+		out[i].Event = h.claims[a.Claim]
+		if h.fault == "claim of the call" {
+			out[i].Event = a.Event
+		}
+	}
+	return out, nil
+}
+
+func (h memoryHandle) AppendChain(ctx context.Context, records []ledger.ChainRecord) error {
+	if err := h.ready(ctx); err != nil {
+		return err
+	}
+	for _, r := range records {
+		if flaw := r.Flaw(); flaw != "" && h.fault != "takes any record" {
+			return errors.New("cannot append: " + flaw)
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, r := range records {
+		i := slices.IndexFunc(h.chain, func(o ledger.ChainRecord) bool {
+			return o.Epoch == r.Epoch && o.Seq == r.Seq && (o.Agent == r.Agent || h.fault == "chain mixes agents")
+		})
+		switch {
+		case i < 0:
+			h.chain = append(h.chain, r)
+		case h.fault == "record replaced":
+			h.chain[i] = r
+		}
+	}
+	return nil
+}
+
+func (h memoryHandle) Chain(ctx context.Context, yield func(ledger.ChainRecord) error) error {
+	if err := h.ready(ctx); err != nil {
+		return err
+	}
+	h.mu.Lock()
+	all := slices.Clone(h.chain)
+	h.mu.Unlock()
+	if h.fault != "chain as it came" {
+		slices.SortFunc(all, func(a, b ledger.ChainRecord) int {
+			return cmp.Or(strings.Compare(a.Agent, b.Agent), strings.Compare(a.Epoch, b.Epoch), cmp.Compare(a.Seq, b.Seq))
+		})
+	}
+	for _, r := range all {
+		if err := yield(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (h memoryHandle) ChainHeads(ctx context.Context) (heads []ledger.ChainHead, err error) {
+	err = h.Chain(ctx, func(r ledger.ChainRecord) error {
+		i := slices.IndexFunc(heads, func(x ledger.ChainHead) bool { return x.Agent == r.Agent && x.Epoch == r.Epoch })
+		if i < 0 {
+			heads = append(heads, ledger.ChainHead{Agent: r.Agent, Epoch: r.Epoch, Seq: r.Seq})
+		} else {
+			heads[i].Seq = max(heads[i].Seq, r.Seq)
+		}
+		return nil
+	})
+	return heads, err
 }
 
 func (h memoryHandle) AppendLines(ctx context.Context, lines []ledger.Line) error {

@@ -20,9 +20,6 @@ import (
 	"time"
 )
 
-// Patience is how long a test waits for what should happen at once, on a machine that is busy.
-const Patience = 30 * time.Second
-
 // Binary is the path of a built program.
 type Binary string
 
@@ -40,7 +37,7 @@ func Build(pkg string) (b Binary, remove func(), err error) {
 	}
 	b = Binary(filepath.Join(dir, "scanonce"))
 	args := []string{"build", "-o", string(b)}
-	if raceFlag {
+	if Race {
 		args = append(args, "-race")
 	}
 	out, err := exec.Command("go", append(args, pkg)...).CombinedOutput()
@@ -85,8 +82,7 @@ func (b Binary) NewHome(t testing.TB, s Setup) *Home {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &Home{Dir: dir, State: filepath.Join(dir, "state"), Config: filepath.Join(dir, "scanonce.toml"), Log: filepath.Join(dir, "agent.log"),
-		Socket: filepath.Join(dir, "state", "scanonce.sock"), bin: b, up: make(chan struct{})}
+	h := b.OpenHome(dir)
 	t.Cleanup(func() {
 		if t.Failed() {
 			if log, err := os.ReadFile(h.Log); err == nil {
@@ -121,7 +117,10 @@ func (h *Home) Configure(t testing.TB, s Setup) {
 		s.Scanners = []string{"SCN-04"}
 	}
 	for _, id := range s.Scanners {
-		fmt.Fprintf(&c, "[[scanner]]\nid = %q\ntransport = \"serial\"\npath = %q\nfeedback = { good = \"G\", duplicate = \"D\", reject = \"R\" }\n%s\n", id, h.Port(id), s.Scanner)
+		fmt.Fprintf(&c, "[[scanner]]\nid = %q\ntransport = \"serial\"\npath = %q\n%s\n", id, h.Port(id), s.Scanner)
+		if !strings.Contains(s.Scanner, "feedback") {
+			c.WriteString("feedback = { good = \"G\", duplicate = \"D\", reject = \"R\" }\n")
+		}
 	}
 	if err := os.WriteFile(h.Config, []byte(c.String()), 0o644); err != nil {
 		t.Fatal(err)
@@ -136,6 +135,9 @@ func (h *Home) Command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, string(h.bin), append([]string{"--config", h.Config}, args...)...)
 	cmd.Dir = h.Dir
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + h.Dir, "TMPDIR=" + h.Dir}
+	if Race {
+		cmd.Env = append(cmd.Env, "GORACE=atexit_sleep_ms=0") // or each call takes a second more
+	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	return cmd
 }
@@ -149,7 +151,7 @@ type Result struct {
 // Call runs the program and waits for its end.
 func (h *Home) Call(t testing.TB, args ...string) Result {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*Patience) // some verbs have work to do
 	defer cancel()
 	return Finish(t, h.Command(ctx, args...))
 }
@@ -185,8 +187,23 @@ func (h *Home) Start(t testing.TB, args ...string) *Process {
 	return p
 }
 
+// StartAs is Start for a command of one's own that ends up as the agent.
+func (h *Home) StartAs(t testing.TB, cmd *exec.Cmd) *Process {
+	t.Helper()
+	p, err := h.launch(t.Context(), cmd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Kill)
+	return p
+}
+
 // Launch is Start for use outside the test's goroutine. Kill the process at the end.
 func (h *Home) Launch(ctx context.Context, args ...string) (*Process, error) {
+	return h.launch(ctx, h.Command(context.WithoutCancel(ctx), append(args, "run")...))
+}
+
+func (h *Home) launch(ctx context.Context, cmd *exec.Cmd) (*Process, error) {
 	notify := filepath.Join(h.Dir, "notify")
 	os.Remove(notify)
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: notify, Net: "unixgram"})
@@ -202,7 +219,6 @@ func (h *Home) Launch(ctx context.Context, args ...string) (*Process, error) {
 		return nil, err
 	}
 	defer log.Close()
-	cmd := h.Command(context.WithoutCancel(ctx), append(args, "run")...)
 	cmd.Env = append(cmd.Env, "NOTIFY_SOCKET="+notify)
 	cmd.Stderr = log
 	if err := cmd.Start(); err != nil {
@@ -300,15 +316,24 @@ func (p *Process) Kill() {
 // promised 5 seconds.
 func (p *Process) Stop(t testing.TB) {
 	t.Helper()
+	w := NewWatch(t)
 	p.Signal(syscall.SIGTERM)
-	timer := time.NewTimer(5 * time.Second)
+	timer := time.NewTimer(Patience)
 	defer timer.Stop()
 	select {
 	case <-p.ended:
+		w.Within(t, "the end after SIGTERM", 5*time.Second)
 		if code := p.Code(); code != 0 {
 			t.Fatalf("after SIGTERM the agent ended with code %d, want 0", code)
 		}
 	case <-timer.C:
-		t.Fatal("5 s after SIGTERM the agent still runs")
+		t.Fatalf("%v after SIGTERM the agent still runs", Patience)
 	}
+}
+
+// OpenHome is the home of an earlier test, whose end nobody has seen: its machine was switched off. It is not
+// removed.
+func (b Binary) OpenHome(dir string) *Home {
+	return &Home{Dir: dir, State: filepath.Join(dir, "state"), Config: filepath.Join(dir, "scanonce.toml"), Log: filepath.Join(dir, "agent.log"),
+		Socket: filepath.Join(dir, "state", "scanonce.sock"), bin: b, up: make(chan struct{})}
 }

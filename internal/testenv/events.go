@@ -43,6 +43,10 @@ type Event struct {
 	Refill          *string    `json:"refill"`
 	Store           *string    `json:"store"`
 	Text            *string    `json:"text"`
+	BatchID         string     `json:"batch_id"`
+	Count           int        `json:"count"`
+	Repeat          bool       `json:"repeat"`
+	Held            int        `json:"held"`
 
 	Data string `json:"-"` // as sent
 }

@@ -37,9 +37,12 @@ const (
 type PostgresOptions struct {
 	TLS      bool     // TLS alone is let in by TCP; CAFile is what to trust
 	TLSHosts []string // of the certificate; nil: 127.0.0.1 and localhost
+	Expired  bool     // the certificate is
+	Clients  bool     // with TLS: by TCP, a certificate of the Authority for the login's name alone lets in
 	Password bool     // by TCP, SCRAM-SHA-256 with PostgresPassword; else no password
 	NoFsync  bool     // faster; a Kill may then lose what was acknowledged
 	Settings []string // name=value
+	Clock    *Clock   // the server's; nil is the machine's
 }
 
 // Postgres is a private server of the newest installed PostgreSQL, on a loopback port and a socket in a
@@ -48,6 +51,8 @@ type Postgres struct {
 	Dir    string // data folder, logs and the unix socket
 	Port   int
 	CAFile string // PEM, with TLS
+
+	Authority *Authority // with TLS
 
 	bin  string
 	opts PostgresOptions
@@ -66,7 +71,11 @@ type postmaster struct {
 	ended chan struct{}
 }
 
-const readyLine = "database system is ready to accept connections"
+// What the server says when it takes connections, as a standby too.
+const (
+	readyLine   = "database system is ready to accept connections"
+	standbyLine = "database system is ready to accept read-only connections"
+)
 
 // NewPostgres starts a server that ends with the test. It fails the test if PostgreSQL is not installed.
 func NewPostgres(t testing.TB, o PostgresOptions) *Postgres {
@@ -200,6 +209,9 @@ func (p *Postgres) furnish(template string) error {
 	if p.opts.Password {
 		method = "scram-sha-256"
 	}
+	if p.opts.Clients {
+		method = "cert"
+	}
 	rules := fmt.Sprintf("local all all trust\n%s all all 127.0.0.1/32 %s\n%s replication all 127.0.0.1/32 %s\n", kind, method, kind, method)
 	if err := p.write(filepath.Join("data", "pg_hba.conf"), []byte(rules)); err != nil {
 		return err
@@ -207,20 +219,24 @@ func (p *Postgres) furnish(template string) error {
 	if !p.opts.TLS {
 		return nil
 	}
-	ca, err := NewAuthority()
-	if err != nil {
+	var err error
+	if p.Authority, err = NewAuthority(); err != nil {
 		return err
 	}
 	hosts := p.opts.TLSHosts
 	if hosts == nil {
 		hosts = []string{"127.0.0.1", "localhost"}
 	}
-	cert, key, err := ca.Issue(hosts...)
+	issue := p.Authority.Issue
+	if p.opts.Expired {
+		issue = p.Authority.IssueExpired
+	}
+	cert, key, err := issue(hosts...)
 	if err != nil {
 		return err
 	}
 	p.CAFile = filepath.Join(p.Dir, "ca.pem")
-	return errors.Join(p.write("ca.pem", ca.PEM), p.write("server.crt", cert), p.write("server.key", key))
+	return errors.Join(p.write("ca.pem", p.Authority.PEM), p.write("server.crt", cert), p.write("server.key", key))
 }
 
 // write makes a file that belongs to the server's user, readable by nobody else.
@@ -244,6 +260,9 @@ func (p *Postgres) args() []string {
 	}
 	if p.opts.TLS {
 		settings = append(settings, "ssl=on", "ssl_cert_file="+filepath.Join(p.Dir, "server.crt"), "ssl_key_file="+filepath.Join(p.Dir, "server.key"))
+	}
+	if p.opts.Clients {
+		settings = append(settings, "ssl_ca_file="+p.CAFile)
 	}
 	args := []string{"-D", filepath.Join(p.Dir, "data")}
 	for _, s := range settings {
@@ -292,6 +311,7 @@ func (p *Postgres) Start(t testing.TB) {
 
 func (p *Postgres) launch() (*postmaster, error) {
 	cmd := p.command("postgres", p.args()...)
+	cmd.Env = append(cmd.Env, p.opts.Clock.environment()...)
 	// An immediate shutdown, if the test dies: it takes the children along and frees the shared memory.
 	cmd.SysProcAttr.Pdeathsig = syscall.SIGQUIT
 	out, in, err := os.Pipe()
@@ -331,7 +351,7 @@ func (p *Postgres) follow(out io.ReadCloser, ready chan struct{}) {
 		p.mu.Lock()
 		p.log.WriteString(line)
 		p.mu.Unlock()
-		if ready != nil && strings.Contains(line, readyLine) {
+		if ready != nil && (strings.Contains(line, readyLine) || strings.Contains(line, standbyLine)) {
 			close(ready)
 			ready = nil
 		}
@@ -372,6 +392,12 @@ func (p *Postgres) end(t testing.TB, send func(proc *postmaster)) {
 func (p *Postgres) Stop(t testing.TB) {
 	t.Helper()
 	p.end(t, func(proc *postmaster) { syscall.Kill(proc.pid, syscall.SIGINT) })
+}
+
+// Cut shuts the server down without a checkpoint or a good-bye: Start recovers from the log.
+func (p *Postgres) Cut(t testing.TB) {
+	t.Helper()
+	p.end(t, func(proc *postmaster) { syscall.Kill(proc.pid, syscall.SIGQUIT) })
 }
 
 // Kill ends all of the server's processes at once by SIGKILL, paused or not. Start brings it back, after
@@ -507,7 +533,7 @@ func (p *Postgres) OwnerDSN(database string) string { return p.DSN(PostgresOwner
 // creates if a migration has not yet.
 func (p *Postgres) AgentDSN(t testing.TB, database string) string {
 	t.Helper()
-	p.Exec(t, database, fmt.Sprintf(`DO $$ BEGIN CREATE ROLE %s; EXCEPTION WHEN duplicate_object THEN NULL; END $$`, PostgresRole))
+	p.Exec(t, database, fmt.Sprintf(`DO $$ BEGIN CREATE ROLE %s; EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END $$`, PostgresRole))
 	p.Exec(t, database, fmt.Sprintf("GRANT %s TO %s", PostgresRole, PostgresLogin))
 	return p.DSN(PostgresLogin, database)
 }

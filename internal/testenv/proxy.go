@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -24,7 +25,7 @@ const (
 	// Refuse resets what is open and refuses what comes.
 	Refuse
 	// BlackHole accepts and keeps everything open, and forwards nothing either way. With Pass again, what
-	// was held goes on its way.
+	// was held goes on its way, but for connections that the client has closed before the server heard of them.
 	BlackHole
 	// Deaf forwards requests and holds the replies. With Pass again, they arrive.
 	Deaf
@@ -57,7 +58,14 @@ type Proxy struct {
 	conns   map[*proxied]struct{}
 	trap    *trap
 	stats   ProxyStats
+	traffic Traffic
 	closed  bool
+}
+
+// Traffic is what became of connections since the last Observe.
+type Traffic struct {
+	Arrivals []time.Time // of the connections that were accepted
+	Peak     int         // how many were open at once
 }
 
 // requestRest is how long the rest of a request may take after the first byte of the answer.
@@ -140,6 +148,27 @@ func (p *Proxy) Stats() ProxyStats {
 	s := p.stats
 	s.Open = len(p.conns)
 	return s
+}
+
+// Retarget sends new connections to another server.
+func (p *Proxy) Retarget(addr string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.target = addr
+}
+
+// Observe begins to count the traffic anew.
+func (p *Proxy) Observe() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.traffic = Traffic{Peak: len(p.conns)}
+}
+
+// Traffic returns the count since Observe.
+func (p *Proxy) Traffic() Traffic {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return Traffic{slices.Clone(p.traffic.Arrivals), p.traffic.Peak}
 }
 
 // Set changes the mode, for the connections that are open too.
@@ -250,6 +279,8 @@ func (p *Proxy) accept(ln net.Listener) {
 		}
 		p.stats.Accepted++
 		p.conns[c] = struct{}{}
+		p.traffic.Arrivals = append(p.traffic.Arrivals, time.Now())
+		p.traffic.Peak = max(p.traffic.Peak, len(p.conns))
 		p.wg.Go(func() { p.serve(c) })
 		p.mu.Unlock()
 	}
@@ -262,14 +293,17 @@ func (p *Proxy) serve(c *proxied) {
 		delete(p.conns, c)
 		p.mu.Unlock()
 	}()
-	if !p.pass(c, true) {
+	if !p.pass(c, true) || c.left() { // who gave up while nothing went through was never heard of
 		return
 	}
 	p.mu.Lock()
 	half := p.mode == HalfOpen
 	p.mu.Unlock()
 	if !half {
-		server, err := net.Dial("tcp", p.target)
+		p.mu.Lock()
+		target := p.target
+		p.mu.Unlock()
+		server, err := net.Dial("tcp", target)
 		if err != nil {
 			return
 		}
@@ -445,6 +479,21 @@ func (c *proxied) join(server *net.TCPConn) bool {
 		server.Close()
 	}
 	return true
+}
+
+// left says that the client has closed its side.
+func (c *proxied) left() bool {
+	raw, err := c.client.SyscallConn()
+	if err != nil {
+		return true
+	}
+	const closeWait = 8 // TCP_CLOSE_WAIT of linux/tcp.h
+	left := false
+	err = raw.Control(func(fd uintptr) {
+		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+		left = err != nil || info.State == closeWait
+	})
+	return err != nil || left
 }
 
 func (c *proxied) peer() *net.TCPConn {

@@ -2,4 +2,5 @@
 
 package testenv
 
-const raceFlag = false
+// Race says that the test has the race detector, which makes all that computes many times slower.
+const Race = false

@@ -174,8 +174,8 @@ func (r *Redis) Replicate(addr string) {
 // MasterName is the name under which StartSentinels watches.
 const MasterName = "claims"
 
-// StartSentinels starts n sentinels over a master; they agree on a failover by majority.
-func StartSentinels(t testing.TB, n int, master *Redis) []*Redis {
+// StartSentinels starts n sentinels over a master, each with more arguments; they agree on a failover by majority.
+func StartSentinels(t testing.TB, n int, master *Redis, args ...string) []*Redis {
 	t.Helper()
 	host, port, _ := net.SplitHostPort(master.Addr)
 	var out []*Redis
@@ -188,7 +188,7 @@ func StartSentinels(t testing.TB, n int, master *Redis) []*Redis {
 		if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		out = append(out, startRedis(t, dir, p, []string{lookRedis(t, "redis-server"), conf, "--sentinel"}))
+		out = append(out, startRedis(t, dir, p, append([]string{lookRedis(t, "redis-server"), conf, "--sentinel"}, args...)))
 	}
 	for _, s := range out {
 		s.WaitFor("the sentinels to see each other", func() bool {
@@ -199,14 +199,14 @@ func StartSentinels(t testing.TB, n int, master *Redis) []*Redis {
 	return out
 }
 
-// StartCluster starts a cluster of n masters.
-func StartCluster(t testing.TB, n int) []*Redis {
+// StartCluster starts a cluster of n masters, each with more arguments.
+func StartCluster(t testing.TB, n int, args ...string) []*Redis {
 	t.Helper()
 	var nodes []*Redis
 	var addrs []string
 	for range n {
-		r := StartRedis(t, "--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--cluster-port", strconv.Itoa(FreePort(t)),
-			"--cluster-require-full-coverage", "no")
+		r := StartRedis(t, append([]string{"--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--cluster-port", strconv.Itoa(FreePort(t)),
+			"--cluster-require-full-coverage", "no"}, args...)...)
 		nodes = append(nodes, r)
 		addrs = append(addrs, r.Addr)
 	}

@@ -37,6 +37,9 @@ func (b buckets) check(ctx context.Context) error {
 			return fmt.Errorf("log entry %d is missing", next)
 		}
 		next++
+		if id[0] == logPurged {
+			return nil
+		}
 		if id[0] == 'l' {
 			l, err := b.line(id[1:])
 			if err != nil {
@@ -97,10 +100,29 @@ func (b buckets) check(ctx context.Context) error {
 			return fmt.Errorf("%d records in %s, want %d", n, c.name, c.want)
 		}
 	}
-	return nil
+	err = each(ctx, b.chain, func(k, v []byte) error {
+		body, err := unseal(bktChain, k, v)
+		if err == nil {
+			_, err = decodeChain(k, body)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return each(ctx, b.claims, func(k, v []byte) error {
+		body, err := unseal(bktClaims, k, v)
+		if err == nil {
+			_, err = decodeIngest(k, body, 0)
+		}
+		return err
+	})
 }
 
 func each(ctx context.Context, b *bolt.Bucket, f func(k, v []byte) error) error {
+	if b == nil { // of a file of an older version, opened for reading
+		return nil
+	}
 	return b.ForEach(func(k, v []byte) error {
 		if err := ctx.Err(); err != nil {
 			return err

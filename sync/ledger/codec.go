@@ -4,45 +4,28 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"slices"
 
 	"scanonce/idem"
+	"scanonce/internal/boltfile"
 	"scanonce/window"
 )
 
-// A record is its body and the CRC-32C of bucket, key and body: bbolt does not notice a flipped bit, and a
-// value that landed under another key must not pass either. A body begins with its version.
+// A record is its body with a checksum of bucket, key and body; see boltfile.Seal. A body begins with its version.
 //
 // Row body:  version, event 16, committed int64, edge flag (+32), then varints and length-prefixed text.
 // Line body: version, then the same in the order of the columns.
 const bodyVersion = 1
 
-const crcSize = 4
-
-var (
-	castagnoli = crc32.MakeTable(crc32.Castagnoli)
-	errDamaged = errors.New("it is damaged; restore the file from a copy")
-)
-
-func checksum(bucket string, key, body []byte) uint32 {
-	c := crc32.Update(0, castagnoli, []byte(bucket))
-	c = crc32.Update(c, castagnoli, key)
-	return crc32.Update(c, castagnoli, body)
-}
-
-// seal appends the checksum to body.
-func seal(bucket string, key, body []byte) []byte {
-	return binary.BigEndian.AppendUint32(body, checksum(bucket, key, body))
-}
+var errDamaged = errors.New("it does not fit its checksum, or what points to it")
 
 // unseal returns the body of a record.
 func unseal(bucket string, key, rec []byte) ([]byte, error) {
-	n := len(rec) - crcSize
-	if n < 0 || binary.BigEndian.Uint32(rec[n:]) != checksum(bucket, key, rec[:n]) {
+	body, ok := boltfile.Unseal(bucket, key, rec)
+	if !ok {
 		return nil, fmt.Errorf("cannot read record %x of %s: %w", key, bucket, errDamaged)
 	}
-	return rec[:n], nil
+	return body, nil
 }
 
 func appendText(b []byte, s string) []byte {
@@ -108,16 +91,6 @@ func decodeRow(key, body []byte) (Row, error) {
 		return Row{}, fmt.Errorf("cannot read row %x: %w", key, errDamaged)
 	}
 	return r, nil
-}
-
-// decodeOwner reads the head of a row's body.
-func decodeOwner(key, body []byte) (Owner, error) {
-	d := decoder{b: body}
-	o := Owner{Event: d.head(), Key: idemKey(key), CommittedAt: d.time()}
-	if len(key) != 32 || d.bad {
-		return Owner{}, fmt.Errorf("cannot read row %x: %w", key, errDamaged)
-	}
-	return o, nil
 }
 
 func idemKey(hash []byte) idem.Key {

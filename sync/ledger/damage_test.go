@@ -140,3 +140,38 @@ func TestNothingIsWrittenAfterDamage(t *testing.T) {
 		t.Fatalf("written after damage: %v", err)
 	}
 }
+
+// A file that is moved away or replaced while it is in use takes no more rows: nobody would find them again.
+func TestMovedAwayIsDamage(t *testing.T) {
+	for _, how := range []string{"removed", "moved", "replaced"} {
+		path := filepath.Join(t.TempDir(), "ledger.db")
+		l, err := ledger.OpenEmbedded(path, counter())
+		if err != nil {
+			t.Fatal(err)
+		}
+		line := ledger.Line{Event: idem.EventID{1}, Agent: "a", At: 1_764_000_000_000, Outcome: ledger.Notice}
+		if err := l.AppendLines(t.Context(), []ledger.Line{line}); err != nil {
+			t.Fatal(err)
+		}
+		if how == "removed" {
+			err = os.Remove(path)
+		} else {
+			err = os.Rename(path, path+".old")
+		}
+		if how == "replaced" {
+			other, oerr := ledger.OpenEmbedded(path, counter())
+			err = errors.Join(err, oerr, other.Close())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		line.Event = idem.EventID{2}
+		var damage *ledger.DamageError
+		if err := l.AppendLines(t.Context(), []ledger.Line{line}); !errors.As(err, &damage) {
+			t.Errorf("%s: %v", how, err)
+		}
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -9,15 +9,14 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync/atomic"
-	"time"
 
 	bolt "go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
 
 	"scanonce/idem"
+	"scanonce/internal/boltfile"
 	"scanonce/window"
 )
 
@@ -28,26 +27,28 @@ const (
 	bktRows     = "rows"      // idem hash → row
 	bktEdges    = "edges"     // edge hash → idem hash
 	bktEvents   = "events"    // event id → idem hash
-	bktLog      = "log"       // sequence, 8 bytes → 'r' idem hash | 'l' event id, in the order of commit
+	bktLog      = "log"       // sequence, 8 bytes → 'r' idem hash | 'l' event id | 'x' that of a removed line, in the order of commit
 	bktLines    = "lines"     // event id → audit line
 	bktLineKeys = "line_keys" // idem hash, sequence → event id
+	bktChain    = "chain"     // agent, epoch, number → record of the audit chain
+	bktClaims   = "claims"    // correlation id → event id of the scan for which it is made, and when that asked
 )
 
 const (
 	formatVersion = 1
-	lockTimeout   = time.Second
 	page          = 256 // records a read transaction fetches
 )
 
 // ErrInUse says that another process holds the ledger file.
-var ErrInUse = errors.New("another process holds it: stop that agent, or ask it through its socket")
+var ErrInUse = boltfile.ErrInUse
 
 // Embedded is the Ledger in a file of its own, for an agent without PostgreSQL. Every write is fsynced
 // before it is acknowledged.
 type Embedded struct {
-	db   *bolt.DB
-	now  func() window.UTC
-	path string
+	db    *bolt.DB
+	place boltfile.Place
+	now   func() window.UTC
+	path  string
 	// damage is what was found wrong with the file, once.
 	damage atomic.Pointer[DamageError]
 }
@@ -57,7 +58,7 @@ func (e *Embedded) use(f func() error) error {
 	if d := e.damage.Load(); d != nil {
 		return d
 	}
-	err := guard(e.path, f)
+	err := damaged(e.path, boltfile.Guard(f))
 	var d *DamageError
 	if errors.As(err, &d) {
 		e.damage.Store(d)
@@ -85,77 +86,57 @@ func open(path string, now func() window.UTC, readOnly bool) (*Embedded, error) 
 		// bbolt would take it for a new one, and every movement in it would count again.
 		err = errors.New("the file is empty: restore it from a copy, or remove it to begin a new ledger")
 	}
-	if err == nil {
-		err = checkLength(path)
-	}
 	var db *bolt.DB
 	if err == nil {
-		err = guard(path, func() (err error) {
-			if db, err = openFile(path, readOnly); err != nil {
+		db, err = boltfile.Open(path, readOnly, func(db *bolt.DB) error {
+			if err := db.View(checkFormat); err != nil || readOnly {
 				return err
 			}
-			return db.View(checkFormat)
+			return complete(db)
 		})
 	}
 	if err != nil {
-		if db != nil {
-			db.Close()
-		} else {
-			freeLeaked()
-		}
-		return nil, fmt.Errorf("cannot open the ledger %s: %w", path, err)
+		return nil, fmt.Errorf("cannot open the ledger %s: %w", path, damaged(path, err))
 	}
-	return &Embedded{db: db, now: now, path: path}, nil
+	place, err := boltfile.PlaceOf(path)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("cannot open the ledger %s: %w", path, err), db.Close())
+	}
+	return &Embedded{db: db, place: place, now: now, path: path}, nil
 }
 
-func openFile(path string, readOnly bool) (*bolt.DB, error) {
-	db, err := bolt.Open(path, 0o600, &bolt.Options{
-		Timeout:      lockTimeout,
-		FreelistType: bolt.FreelistMapType,
-		ReadOnly:     readOnly,
-		NoStatistics: true,
-	})
-	if errors.Is(err, bolterrors.ErrTimeout) {
-		return nil, ErrInUse
-	}
-	return db, err
-}
-
-// create makes a complete file beside path and links it there, so that a crash leaves no half of a
-// ledger, and a second creator does not replace the first one's.
 func create(path string) error {
-	dir := filepath.Dir(path)
-	f, err := os.CreateTemp(dir, filepath.Base(path)+".new*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name())
-	if err := f.Close(); err != nil {
-		return err
-	}
-	db, err := openFile(f.Name(), false)
-	if err != nil {
-		return err
-	}
-	err = db.Update(func(tx *bolt.Tx) error {
-		for _, name := range []string{bktMeta, bktRows, bktEdges, bktEvents, bktLog, bktLines, bktLineKeys} {
+	return boltfile.Create(path, func(tx *bolt.Tx) error {
+		for _, name := range []string{bktMeta, bktRows, bktEdges, bktEvents, bktLog, bktLines, bktLineKeys, bktChain, bktClaims} {
 			if _, err := tx.CreateBucket([]byte(name)); err != nil {
 				return err
 			}
 		}
 		return put(tx.Bucket([]byte(bktMeta)), bktMeta, []byte("format"), []byte{formatVersion})
 	})
-	if err = errors.Join(err, db.Close()); err != nil {
+}
+
+// complete adds the buckets that an older version did not make.
+func complete(db *bolt.DB) error {
+	var missing []string
+	err := db.View(func(tx *bolt.Tx) error {
+		for _, name := range []string{bktChain, bktClaims} {
+			if tx.Bucket([]byte(name)) == nil {
+				missing = append(missing, name)
+			}
+		}
+		return nil
+	})
+	if err != nil || missing == nil {
 		return err
 	}
-	if err := os.Link(f.Name(), path); err != nil && !errors.Is(err, fs.ErrExist) {
+	return db.Update(func(tx *bolt.Tx) (err error) {
+		for _, name := range missing {
+			_, failed := tx.CreateBucket([]byte(name))
+			err = errors.Join(err, failed)
+		}
 		return err
-	}
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	})
 }
 
 func checkFormat(tx *bolt.Tx) error {
@@ -178,7 +159,7 @@ func (e *Embedded) Close() error { return e.db.Close() }
 
 // put seals and stores a value.
 func put(b *bolt.Bucket, name string, key, body []byte) error {
-	return b.Put(key, seal(name, key, body))
+	return b.Put(key, boltfile.Seal(name, key, body))
 }
 
 // get returns a value's body, valid within the transaction; nil if there is none.
@@ -192,17 +173,20 @@ func get(b *bolt.Bucket, name string, key []byte) ([]byte, error) {
 
 // buckets are a transaction's buckets.
 type buckets struct {
-	rows, edges, events, log, lines, lineKeys *bolt.Bucket
+	meta, rows, edges, events, log, lines, lineKeys, chain, claims *bolt.Bucket
 }
 
 func bucketsOf(tx *bolt.Tx) buckets {
 	b := buckets{
+		meta:     tx.Bucket([]byte(bktMeta)),
 		rows:     tx.Bucket([]byte(bktRows)),
 		edges:    tx.Bucket([]byte(bktEdges)),
 		events:   tx.Bucket([]byte(bktEvents)),
 		log:      tx.Bucket([]byte(bktLog)),
 		lines:    tx.Bucket([]byte(bktLines)),
 		lineKeys: tx.Bucket([]byte(bktLineKeys)),
+		chain:    tx.Bucket([]byte(bktChain)),
+		claims:   tx.Bucket([]byte(bktClaims)),
 	}
 	b.log.FillPercent = 0.95 // its keys only rise
 	return b
@@ -244,7 +228,12 @@ func (e *Embedded) write(ctx context.Context, f func(b buckets) (bool, error)) e
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return e.use(func() error { return e.transact(f) })
+	return e.use(func() error {
+		if err := e.place.Check(); err != nil {
+			return err
+		}
+		return e.transact(f)
+	})
 }
 
 func (e *Embedded) transact(f func(b buckets) (bool, error)) error {
@@ -355,7 +344,8 @@ func (b buckets) owner(hash []byte) (Owner, error) {
 	if body == nil || err != nil {
 		return Owner{}, err
 	}
-	return decodeOwner(hash, body)
+	r, err := decodeRow(hash, body)
+	return Owner{Event: r.Event, Key: r.Keys.Idem, CommittedAt: r.CommittedAt, Agent: r.Agent, Bypassed: slices.Contains(r.Flags, ClaimBypassed)}, err
 }
 
 // row returns the row that must be there.
@@ -473,6 +463,9 @@ func walk[T any](ctx context.Context, e *Embedded, pick func(b buckets, kind byt
 					return fmt.Errorf("cannot find entry %d of the log: %w", next, errDamaged)
 				}
 				next = seq + 1
+				if id[0] == logPurged {
+					continue
+				}
 				x, ok, err := pick(b, id[0], id[1:])
 				if err != nil {
 					return err
@@ -511,7 +504,7 @@ func logEntry(k, v []byte) (uint64, []byte, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	if len(k) != 8 || !(len(id) == 33 && id[0] == 'r') && !(len(id) == 17 && id[0] == 'l') {
+	if len(k) != 8 || !(len(id) == 33 && id[0] == 'r') && !(len(id) == 17 && (id[0] == 'l' || id[0] == logPurged)) {
 		return 0, nil, fmt.Errorf("cannot read entry %x of the log: %w", k, errDamaged)
 	}
 	return binary.BigEndian.Uint64(k), id, nil

@@ -15,6 +15,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"scanonce/idem"
+	"scanonce/internal/boltfile"
 	"scanonce/sync/ledger"
 	"scanonce/window"
 )
@@ -123,7 +124,7 @@ func TestFilesThatAreNoLedger(t *testing.T) {
 		"other.db": func(tx *bolt.Tx) error { _, err := tx.CreateBucket([]byte("spool")); return err },
 		"format.db": func(tx *bolt.Tx) error {
 			b, err := tx.CreateBucket([]byte("meta"))
-			return errors.Join(err, b.Put([]byte("format"), ledger.Seal("meta", []byte("format"), []byte{9})))
+			return errors.Join(err, b.Put([]byte("format"), boltfile.Seal("meta", []byte("format"), []byte{9})))
 		},
 	} {
 		db, err := bolt.Open(file(name), 0o600, nil)
@@ -429,7 +430,7 @@ func TestCheckComparesTheIndexes(t *testing.T) {
 			t.Fatal(err)
 		}
 		err = db.Update(func(tx *bolt.Tx) error {
-			return tx.Bucket([]byte(c.bucket)).Put(c.key, ledger.Seal(c.bucket, c.key, bytes.Clone(b.Keys.Idem.Hash[:])))
+			return tx.Bucket([]byte(c.bucket)).Put(c.key, boltfile.Seal(c.bucket, c.key, bytes.Clone(b.Keys.Idem.Hash[:])))
 		})
 		if err != nil {
 			t.Fatal(err)

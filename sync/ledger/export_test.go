@@ -7,6 +7,3 @@ func OfDB(db *bolt.DB) *Embedded { return &Embedded{db: db} }
 
 // Create makes a ledger file as the first opener does.
 func Create(path string) error { return create(path) }
-
-// Seal is a record's stored form.
-func Seal(bucket string, key, body []byte) []byte { return seal(bucket, key, body) }

@@ -98,6 +98,8 @@ type Owner struct {
 	Event       idem.EventID
 	Key         idem.Key // its idempotency key
 	CommittedAt window.UTC
+	Agent       string
+	Bypassed    bool // it has the flag ClaimBypassed
 }
 
 // Standing is what the ledger holds for a probe; a zero Owner is no row.
@@ -119,6 +121,16 @@ type Ledger interface {
 	Standing(ctx context.Context, probes []Probe) ([]Standing, error)
 	// AppendLines writes audit lines durably; a line whose event id is already there stays as it is.
 	AppendLines(ctx context.Context, lines []Line) error
+	// AppendChain writes records of the audit chain durably; one that is already there stays as it is. Their
+	// lines come first.
+	AppendChain(ctx context.Context, records []ChainRecord) error
+	// Ingest notes durably, for each claim, the scan of the first row that asks for it, and answers in order with
+	// those that stand.
+	Ingest(ctx context.Context, asks []Ingest) ([]Ingested, error)
+	// Chain yields the records by agent, epoch and number.
+	Chain(ctx context.Context, yield func(ChainRecord) error) error
+	// ChainHeads returns the last record of each chain.
+	ChainHeads(ctx context.Context) ([]ChainHead, error)
 	// Rows yields the rows in the order of their commit until yield returns an error.
 	Rows(ctx context.Context, s Span, yield func(Row) error) error
 	// Lines yields the audit, committed rows as lines included, in the order of their commit.

@@ -7,11 +7,13 @@ import (
 	"io/fs"
 
 	"github.com/jackc/pgx/v5"
+
+	"scanonce/internal/pg"
 )
 
-// SchemaVersion is the version of the database schema that this program needs: the number of its
-// migrations.
-const SchemaVersion = 1
+// SchemaVersion is the version of the database schema that this program needs: the number of the
+// migrations here.
+const SchemaVersion = pg.SchemaVersion
 
 //go:embed migrations/*.sql
 var migrations embed.FS
@@ -39,10 +41,10 @@ func Migrate(ctx context.Context, owner PostgresConfig, to int) (from, reached i
 	if to < 0 || to > SchemaVersion {
 		return 0, 0, fmt.Errorf("cannot migrate the ledger to version %d: write a version from 1 to %d, or none for the newest", to, SchemaVersion)
 	}
-	if err := owner.validate(true); err != nil {
+	if err := owner.ValidateOwner(); err != nil {
 		return 0, 0, err
 	}
-	cc, err := owner.connConfig()
+	cc, err := owner.ConnConfig()
 	if err != nil {
 		return 0, 0, fmt.Errorf("cannot migrate the ledger: %w", err)
 	}
@@ -52,7 +54,7 @@ func Migrate(ctx context.Context, owner PostgresConfig, to int) (from, reached i
 		from, err = migrate(ctx, c, to)
 	}
 	if err != nil {
-		return from, from, fmt.Errorf("cannot migrate the ledger: %w", explain(ctx, err, true))
+		return from, from, fmt.Errorf("cannot migrate the ledger: %w", pg.Explain(ctx, err, true))
 	}
 	return from, to, nil
 }
@@ -77,7 +79,7 @@ func migrate(ctx context.Context, c *pgx.Conn, to int) (from int, err error) {
 	}
 	switch {
 	case from > SchemaVersion:
-		return from, newerSchema(from)
+		return from, pg.NewerSchema(from)
 	case from > to:
 		return from, fmt.Errorf("its schema has version %d, and a step back would lose rows: leave it, or restore a copy from before", from)
 	case from == to:

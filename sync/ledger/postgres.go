@@ -3,10 +3,10 @@ package ledger
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"scanonce/idem"
+	"scanonce/internal/pg"
 	"scanonce/window"
 )
 
@@ -26,10 +27,16 @@ const (
 	conflictMost  = 500 * time.Millisecond
 )
 
+// PostgresConfig says how to reach the ledger's database.
+type PostgresConfig = pg.Config
+
+// ConfigError is an error that stays until a person changes something: credentials, schema, certificates.
+type ConfigError = pg.ConfigError
+
 // Postgres is the Ledger in PostgreSQL, common to all agents. Every statement is a transaction of its own,
 // READ COMMITTED, durable when its reply is complete.
 type Postgres struct {
-	conns    *conns
+	conns    *pg.Conns
 	retries  atomic.Int64
 	poisoned atomic.Int64
 }
@@ -46,43 +53,35 @@ type PostgresStats struct {
 // wrong password or a missing schema is told by the calls, the latter two as a ConfigError, and the calls
 // work as soon as that is mended. The error is Validate's.
 func OpenPostgres(cfg PostgresConfig) (*Postgres, error) {
-	if err := cfg.Validate(); err != nil {
+	conns, err := pg.Open(cfg)
+	if err != nil {
 		return nil, err
 	}
-	cfg = cfg.withDefaults()
-	if cfg.Boot == nil {
-		host, err := window.Host()
-		if err != nil {
-			return nil, err
-		}
-		cfg.Boot = host.Boot
-	}
-	return &Postgres{conns: newConns(cfg)}, nil
+	return &Postgres{conns: conns}, nil
 }
 
 // Stats returns the figures.
 func (p *Postgres) Stats() PostgresStats {
-	p.conns.mu.Lock()
-	defer p.conns.mu.Unlock()
-	return PostgresStats{Open: len(p.conns.socks), Dials: p.conns.dials, Retries: p.retries.Load(), Poisoned: p.poisoned.Load()}
+	s := p.conns.Stats()
+	return PostgresStats{Open: s.Open, Dials: s.Dials, Retries: p.retries.Load(), Poisoned: p.poisoned.Load()}
 }
 
 // Close cuts short the calls under way, waits for them, and closes the connections.
 func (p *Postgres) Close() error {
-	p.conns.close()
+	p.conns.Close()
 	return nil
 }
 
 // Clock returns the server's time now and the largest error of it: half of the round trip that it took to
 // ask.
 func (p *Postgres) Clock(ctx context.Context) (now window.UTC, within time.Duration, err error) {
-	err = p.conns.with(ctx, func(ctx context.Context, c *pgx.Conn) error {
-		before := p.conns.cfg.Boot()
+	err = p.conns.With(ctx, func(ctx context.Context, c *pgx.Conn) error {
+		before := p.conns.Boot()
 		r, err := c.PgConn().Exec(ctx, "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint").ReadAll()
 		if err != nil {
 			return err
 		}
-		within = (p.conns.cfg.Boot() - before) / 2
+		within = (p.conns.Boot() - before) / 2
 		micro, err := strconv.ParseInt(string(r[0].Rows[0][0]), 10, 64)
 		now = window.FromTime(time.UnixMicro(micro).Add(within))
 		return err
@@ -91,6 +90,23 @@ func (p *Postgres) Clock(ctx context.Context) (now window.UTC, within time.Durat
 		return 0, 0, fmt.Errorf("cannot ask for the ledger's time: %w", err)
 	}
 	return now, within, nil
+}
+
+// Fence returns once all rows that are visible now are as durable as acknowledged ones. They need not be: where
+// somebody gave up waiting for a commit, or the server was restarted in it, the row is seen, and no synchronous
+// standby may have it. A commit behind them waits for the standby, and so for them.
+func (p *Postgres) Fence(ctx context.Context) error {
+	err := p.conns.With(ctx, func(ctx context.Context, c *pgx.Conn) error {
+		_, err := c.PgConn().Exec(ctx, "SELECT pg_logical_emit_message(true, 'scanonce', '')").ReadAll()
+		if e := pg.ServerError(err); e != nil && e.Code == "42883" { // another engine, which has no such standby
+			return nil
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("cannot make sure of the ledger's rows: %w", err)
+	}
+	return nil
 }
 
 // insertSQL takes arrays, one a column, and tells the rows that it wrote. Without a target, ON CONFLICT
@@ -108,15 +124,6 @@ FROM unnest($1::bytea[], $2::bytea[], $3::uuid[], $4::text[], $5::text[], $6::te
 ON CONFLICT DO NOTHING
 RETURNING event_id, committed_at`
 
-// column makes an array of a property of each of the items.
-func column[T, V any](items []*T, f func(*T) V) []V {
-	c := make([]V, len(items))
-	for i, x := range items {
-		c[i] = f(x)
-	}
-	return c
-}
-
 // bytesOrNull is a key's hash; nil, which is null, for no key.
 func bytesOrNull(k *idem.Key) []byte {
 	if k.IsZero() {
@@ -125,32 +132,30 @@ func bytesOrNull(k *idem.Key) []byte {
 	return k.Hash[:]
 }
 
-func rowColumns(rows []*Row) []any {
-	return []any{
-		column(rows, func(r *Row) []byte { return r.Keys.Idem.Hash[:] }),
-		column(rows, func(r *Row) []byte { return bytesOrNull(&r.Keys.Edge) }),
-		column(rows, func(r *Row) [16]byte { return r.Event }),
-		column(rows, func(r *Row) string { return r.Facility }),
-		column(rows, func(r *Row) string { return r.Scanner }),
-		column(rows, func(r *Row) string { return r.NDC }),
-		column(rows, func(r *Row) string { return r.Lot }),
-		column(rows, func(r *Row) int32 { return int32(r.Quantity) }),
-		column(rows, func(r *Row) string { return r.Type.String() }),
-		column(rows, func(r *Row) int64 { return int64(r.Keys.Window) }),
-		column(rows, func(r *Row) string { return r.Extras }),
-		column(rows, func(r *Row) string { return r.GTIN }),
-		column(rows, func(r *Row) string { return r.HIBC }),
-		column(rows, func(r *Row) string { return r.Serial }),
-		column(rows, func(r *Row) string { return r.NDC11 }),
-		column(rows, func(r *Row) string { return r.NDC12 }),
-		column(rows, func(r *Row) string { return r.Expiry }),
-		column(rows, func(r *Row) int16 { return int16(r.PkgLevel) }),
-		column(rows, func(r *Row) string { return arrayText(r.Flags) }), // unnest would flatten an array of arrays
-		column(rows, func(r *Row) string { return r.RxToken }),
-		column(rows, func(r *Row) string { return r.Agent }),
-		column(rows, func(r *Row) time.Time { return r.CapturedAt.Time() }),
-		column(rows, func(r *Row) string { return r.Quality.String() }),
-	}
+func rowArrays(a *arrays, rows []*Row) {
+	hashes(a, rows, func(r *Row) []byte { return r.Keys.Idem.Hash[:] })
+	hashes(a, rows, func(r *Row) []byte { return bytesOrNull(&r.Keys.Edge) })
+	uuids(a, rows, func(r *Row) []byte { return r.Event[:] })
+	texts(a, rows, func(r *Row) string { return r.Facility })
+	texts(a, rows, func(r *Row) string { return r.Scanner })
+	texts(a, rows, func(r *Row) string { return r.NDC })
+	texts(a, rows, func(r *Row) string { return r.Lot })
+	int4s(a, rows, func(r *Row) int { return r.Quantity })
+	texts(a, rows, func(r *Row) string { return r.Type.String() })
+	int8s(a, rows, func(r *Row) int64 { return int64(r.Keys.Window) })
+	texts(a, rows, func(r *Row) string { return r.Extras })
+	texts(a, rows, func(r *Row) string { return r.GTIN })
+	texts(a, rows, func(r *Row) string { return r.HIBC })
+	texts(a, rows, func(r *Row) string { return r.Serial })
+	texts(a, rows, func(r *Row) string { return r.NDC11 })
+	texts(a, rows, func(r *Row) string { return r.NDC12 })
+	texts(a, rows, func(r *Row) string { return r.Expiry })
+	int2s(a, rows, func(r *Row) int { return r.PkgLevel })
+	texts(a, rows, func(r *Row) string { return arrayText(r.Flags) }) // unnest would flatten an array of arrays
+	texts(a, rows, func(r *Row) string { return r.RxToken })
+	texts(a, rows, func(r *Row) string { return r.Agent })
+	instants(a, rows, false, func(r *Row) window.UTC { return r.CapturedAt })
+	texts(a, rows, func(r *Row) string { return r.Quality.String() })
 }
 
 // Insert implements Ledger, with a statement for each 1000 rows at most.
@@ -181,21 +186,11 @@ func (p *Postgres) Insert(ctx context.Context, rows []Row) (Inserted, error) {
 
 // insertRows returns receipts only once the reply is complete, and with it the commit.
 func insertRows(ctx context.Context, c *pgx.Conn, rows []*Row) ([]Receipt, error) {
-	res, err := c.Query(ctx, insertSQL, rowColumns(rows)...)
-	if err != nil {
-		return nil, err
-	}
-	defer res.Close()
 	receipts := make([]Receipt, 0, len(rows))
-	for res.Next() {
-		var event [16]byte
-		var at time.Time
-		if err := res.Scan(&event, &at); err != nil {
-			return nil, err
-		}
-		receipts = append(receipts, Receipt{Event: event, CommittedAt: window.FromTime(at)})
-	}
-	if err := res.Err(); err != nil {
+	err := send(ctx, c, insertSQL, func(a *arrays) { rowArrays(a, rows) }, func(v [][]byte) {
+		receipts = append(receipts, Receipt{Event: idem.EventID(v[0]), CommittedAt: instant(v[1])})
+	})
+	if err != nil {
 		return nil, err
 	}
 	return receipts, nil
@@ -217,7 +212,7 @@ func write[T any](ctx context.Context, p *Postgres, items []*T, send func(contex
 		b := batches[len(batches)-1]
 		batches = batches[:len(batches)-1]
 		var conflict, refusal bool
-		err := p.conns.with(ctx, func(ctx context.Context, c *pgx.Conn) error {
+		err := p.conns.With(ctx, func(ctx context.Context, c *pgx.Conn) error {
 			err := send(ctx, c, b)
 			conflict, refusal = kindOf(err)
 			return err
@@ -236,7 +231,7 @@ func write[T any](ctx context.Context, p *Postgres, items []*T, send func(contex
 		case conflict && tries < conflictTries:
 			tries++
 			p.retries.Add(1)
-			if err := pause(ctx, min(conflictWait<<tries, conflictMost)); err != nil {
+			if err := pg.Pause(ctx, min(conflictWait<<tries, conflictMost)); err != nil {
 				return err
 			}
 		default:
@@ -254,42 +249,32 @@ func write[T any](ctx context.Context, p *Postgres, items []*T, send func(contex
 // kindOf sorts a server's error: the statement met others and can be sent again, or a value can never be
 // stored. What pgx says about whether a retry is safe is of no use: it says so after a lost COMMIT reply.
 func kindOf(err error) (conflict, refusal bool) {
-	pg := serverError(err)
-	if pg == nil {
+	e := pg.ServerError(err)
+	if e == nil {
 		return false, false
 	}
 	switch {
-	case pg.Code == "40P01", pg.Code == "40001":
+	case e.Code == "40P01", e.Code == "40001":
 		return true, false
-	case strings.HasPrefix(pg.Code, "22"), strings.HasPrefix(pg.Code, "23"):
+	case strings.HasPrefix(e.Code, "22"), strings.HasPrefix(e.Code, "23"):
 		return false, true
 	}
 	return false, false
 }
 
-// pause waits for a random part of most.
-func pause(ctx context.Context, most time.Duration) error {
-	t := time.NewTimer(rand.N(most))
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
+const ownerSQL = `event_id, idem_key, committed_at, agent_id, '` + ClaimBypassed + `' = ANY (flags) FROM scan_ledger`
 
 // standingSQL looks up each kind of key by its index. OFFSET 0 keeps the planner from making a join of it,
 // which for a table that it believes empty would read the whole table.
 const standingSQL = `
 SELECT n, 1, f.* FROM unnest($1::uuid[]) WITH ORDINALITY AS p (v, n)
-  CROSS JOIN LATERAL (SELECT event_id, idem_key, committed_at FROM scan_ledger WHERE event_id = p.v OFFSET 0) AS f
+  CROSS JOIN LATERAL (SELECT ` + ownerSQL + ` WHERE event_id = p.v OFFSET 0) AS f
 UNION ALL
 SELECT n, 2, f.* FROM unnest($2::bytea[]) WITH ORDINALITY AS p (v, n)
-  CROSS JOIN LATERAL (SELECT event_id, idem_key, committed_at FROM scan_ledger WHERE idem_key = p.v OFFSET 0) AS f
+  CROSS JOIN LATERAL (SELECT ` + ownerSQL + ` WHERE idem_key = p.v OFFSET 0) AS f
 UNION ALL
 SELECT n, 3, f.* FROM unnest($3::bytea[]) WITH ORDINALITY AS p (v, n)
-  CROSS JOIN LATERAL (SELECT event_id, idem_key, committed_at FROM scan_ledger WHERE edge_key = p.v OFFSET 0) AS f`
+  CROSS JOIN LATERAL (SELECT ` + ownerSQL + ` WHERE edge_key = p.v OFFSET 0) AS f`
 
 // Standing implements Ledger: a statement for each 1000 probes, each with a snapshot of its own.
 func (p *Postgres) Standing(ctx context.Context, probes []Probe) ([]Standing, error) {
@@ -297,7 +282,7 @@ func (p *Postgres) Standing(ctx context.Context, probes []Probe) ([]Standing, er
 	err := ctx.Err()
 	for from := 0; from < len(probes) && err == nil; from += statementRows {
 		until := min(from+statementRows, len(probes))
-		err = p.conns.with(ctx, func(ctx context.Context, c *pgx.Conn) error {
+		err = p.conns.With(ctx, func(ctx context.Context, c *pgx.Conn) error {
 			return findOwners(ctx, c, probes[from:until], out[from:until])
 		})
 	}
@@ -308,28 +293,17 @@ func (p *Postgres) Standing(ctx context.Context, probes []Probe) ([]Standing, er
 }
 
 func findOwners(ctx context.Context, c *pgx.Conn, probes []Probe, out []Standing) error {
-	events, idems, edges := make([][16]byte, len(probes)), make([][]byte, len(probes)), make([][]byte, len(probes))
+	all := make([]*Probe, len(probes))
 	for i := range probes {
-		events[i] = probes[i].Event
-		idems[i] = bytesOrNull(&probes[i].Keys.Idem)
-		edges[i] = bytesOrNull(&probes[i].Keys.Edge)
+		all[i] = &probes[i]
 	}
-	res, err := c.Query(ctx, standingSQL, events, idems, edges)
-	if err != nil {
-		return err
-	}
-	defer res.Close()
-	for res.Next() {
-		var n int64
-		var kind int
-		var event [16]byte
-		var key []byte
-		var at time.Time
-		if err := res.Scan(&n, &kind, &event, &key, &at); err != nil {
-			return err
-		}
-		o := Owner{Event: event, Key: idemKey(key), CommittedAt: window.FromTime(at)}
-		switch s := &out[n-1]; kind {
+	return send(ctx, c, standingSQL, func(a *arrays) {
+		uuids(a, all, func(p *Probe) []byte { return p.Event[:] })
+		hashes(a, all, func(p *Probe) []byte { return bytesOrNull(&p.Keys.Idem) })
+		hashes(a, all, func(p *Probe) []byte { return bytesOrNull(&p.Keys.Edge) })
+	}, func(v [][]byte) {
+		o := Owner{Event: idem.EventID(v[2]), Key: idemKey(v[3]), CommittedAt: instant(v[4]), Agent: string(v[5]), Bypassed: v[6][0] == 1}
+		switch s := &out[binary.BigEndian.Uint64(v[0])-1]; binary.BigEndian.Uint32(v[1]) {
 		case 1:
 			s.ByEvent = o
 		case 2:
@@ -337,8 +311,7 @@ func findOwners(ctx context.Context, c *pgx.Conn, probes []Probe, out []Standing
 		default:
 			s.ByEdge = o
 		}
-	}
-	return res.Err()
+	})
 }
 
 const appendSQL = `INSERT INTO scan_audit_line (event_id, agent_id, at, key, ref, outcome, reason, winner_event_id, scanner_id, scan_type,
@@ -350,44 +323,36 @@ FROM unnest($1::uuid[], $2::text[], $3::timestamptz[], $4::text[], $5::text[], $
 	AS t (event_id, agent_id, at, key, ref, outcome, reason, winner_event_id, scanner_id, scan_type, captured_at, ttl_ms, length, symbology)
 ON CONFLICT DO NOTHING`
 
-func lineColumns(lines []*Line) []any {
-	return []any{
-		column(lines, func(l *Line) [16]byte { return l.Event }),
-		column(lines, func(l *Line) string { return l.Agent }),
-		column(lines, func(l *Line) time.Time { return l.At.Time() }),
-		column(lines, func(l *Line) string { return l.Key.String() }),
-		column(lines, func(l *Line) string {
-			if l.Ref.IsZero() {
-				return ""
-			}
-			return l.Ref.String()
-		}),
-		column(lines, func(l *Line) string { return string(l.Outcome) }),
-		column(lines, func(l *Line) string { return l.Reason }),
-		column(lines, func(l *Line) *[16]byte {
-			if l.Winner.IsZero() {
-				return nil
-			}
-			return (*[16]byte)(&l.Winner)
-		}),
-		column(lines, func(l *Line) string { return l.Scanner }),
-		column(lines, func(l *Line) string {
-			if l.Type == 0 {
-				return ""
-			}
-			return l.Type.String()
-		}),
-		column(lines, func(l *Line) *time.Time {
-			if l.CapturedAt == 0 {
-				return nil
-			}
-			t := l.CapturedAt.Time()
-			return &t
-		}),
-		column(lines, func(l *Line) int32 { return int32(l.TTL) }),
-		column(lines, func(l *Line) int32 { return int32(l.Length) }),
-		column(lines, func(l *Line) string { return l.Symbology }),
-	}
+func lineArrays(a *arrays, lines []*Line) {
+	uuids(a, lines, func(l *Line) []byte { return l.Event[:] })
+	texts(a, lines, func(l *Line) string { return l.Agent })
+	instants(a, lines, false, func(l *Line) window.UTC { return l.At })
+	texts(a, lines, func(l *Line) string { return l.Key.String() })
+	texts(a, lines, func(l *Line) string {
+		if l.Ref.IsZero() {
+			return ""
+		}
+		return l.Ref.String()
+	})
+	texts(a, lines, func(l *Line) string { return string(l.Outcome) })
+	texts(a, lines, func(l *Line) string { return l.Reason })
+	uuids(a, lines, func(l *Line) []byte {
+		if l.Winner.IsZero() {
+			return nil
+		}
+		return l.Winner[:]
+	})
+	texts(a, lines, func(l *Line) string { return l.Scanner })
+	texts(a, lines, func(l *Line) string {
+		if l.Type == 0 {
+			return ""
+		}
+		return l.Type.String()
+	})
+	instants(a, lines, true, func(l *Line) window.UTC { return l.CapturedAt })
+	int4s(a, lines, func(l *Line) int { return l.TTL })
+	int4s(a, lines, func(l *Line) int { return l.Length })
+	texts(a, lines, func(l *Line) string { return l.Symbology })
 }
 
 // AppendLines implements Ledger.
@@ -401,8 +366,7 @@ func (p *Postgres) AppendLines(ctx context.Context, lines []Line) error {
 	}
 	slices.SortStableFunc(all, func(a, b *Line) int { return bytes.Compare(a.Event[:], b.Event[:]) })
 	err := write(ctx, p, all, func(ctx context.Context, c *pgx.Conn, lines []*Line) error {
-		_, err := c.Exec(ctx, appendSQL, lineColumns(lines)...)
-		return err
+		return send(ctx, c, appendSQL, func(a *arrays) { lineArrays(a, lines) }, func([][]byte) {})
 	}, nil)
 	if err != nil {
 		return fmt.Errorf("cannot append to the audit trail: %w", err)
@@ -490,13 +454,12 @@ func (s Span) bounds() (from, until string) {
 }
 
 // stream yields what a query finds as it comes. Its snapshot and its connection live until the end.
-func stream[T any](ctx context.Context, p *Postgres, sql string, s Span, scan func(pgx.CollectableRow) (T, error), yield func(T) error) error {
+func stream[T any](ctx context.Context, p *Postgres, sql string, scan func(pgx.CollectableRow) (T, error), yield func(T) error, args ...any) error {
 	var own error // the consumer's, handed back as it is
-	err := p.conns.apart(ctx, func(ctx context.Context, c *pgx.Conn) error {
-		from, until := s.bounds()
-		res, err := c.Query(ctx, sql, from, until)
+	err := p.conns.Apart(ctx, func(ctx context.Context, c *pgx.Conn) error {
+		res, err := c.Query(ctx, sql, args...)
 		if err != nil {
-			return explain(ctx, err, false)
+			return pg.Explain(ctx, err, false)
 		}
 		defer res.Close()
 		for res.Next() {
@@ -511,7 +474,7 @@ func stream[T any](ctx context.Context, p *Postgres, sql string, s Span, scan fu
 			}
 		}
 		if err := res.Err(); err != nil {
-			return explain(ctx, err, false)
+			return pg.Explain(ctx, err, false)
 		}
 		return nil
 	})
@@ -524,12 +487,14 @@ func stream[T any](ctx context.Context, p *Postgres, sql string, s Span, scan fu
 // Rows implements Ledger. The span is of the capture times. It holds a connection while yield runs, and
 // ends with what was there when it began.
 func (p *Postgres) Rows(ctx context.Context, s Span, yield func(Row) error) error {
-	return stream(ctx, p, rowSQL+` WHERE captured_at >= $1::text::timestamptz AND captured_at < $2::text::timestamptz ORDER BY committed_at, event_id`, s, scanRow, yield)
+	from, until := s.bounds()
+	return stream(ctx, p, rowSQL+` WHERE captured_at >= $1::text::timestamptz AND captured_at < $2::text::timestamptz ORDER BY committed_at, event_id`, scanRow, yield, from, until)
 }
 
 // Lines implements Ledger. The span is of the times of decision (Line.At).
 func (p *Postgres) Lines(ctx context.Context, s Span, yield func(Line) error) error {
-	return stream(ctx, p, lineColumnsSQL+` FROM scan_audit WHERE at >= $1::text::timestamptz AND at < $2::text::timestamptz ORDER BY recorded_at, event_id`, s, scanLine, yield)
+	from, until := s.bounds()
+	return stream(ctx, p, lineColumnsSQL+` FROM scan_audit WHERE at >= $1::text::timestamptz AND at < $2::text::timestamptz ORDER BY recorded_at, event_id`, scanLine, yield, from, until)
 }
 
 // collect runs a query of few rows.
@@ -555,7 +520,7 @@ func (p *Postgres) Find(ctx context.Context, prefix string, limit int) (rows []R
 	if err != nil {
 		return nil, errPrefix(prefix)
 	}
-	err = p.conns.with(ctx, func(ctx context.Context, c *pgx.Conn) error {
+	err = p.conns.With(ctx, func(ctx context.Context, c *pgx.Conn) error {
 		rows, err = collect(ctx, c, scanRow, rowSQL+` WHERE idem_key BETWEEN $1 AND $2 ORDER BY idem_key LIMIT $3`, lowest, highest, max(limit, 0))
 		return err
 	})
@@ -574,7 +539,7 @@ func (p *Postgres) LinesOf(ctx context.Context, key idem.Key) (lines []Line, err
 	if key.Kind != idem.Idem {
 		return nil, errors.New("cannot look up lines by this key: give an idempotency key, scan:idem:")
 	}
-	err = p.conns.with(ctx, func(ctx context.Context, c *pgx.Conn) error {
+	err = p.conns.With(ctx, func(ctx context.Context, c *pgx.Conn) error {
 		// Not by way of the view: there, the key of a row has no index.
 		rows, err := collect(ctx, c, scanRow, rowSQL+` WHERE idem_key = $1`, key.Hash[:])
 		if err != nil {
@@ -596,7 +561,7 @@ func (p *Postgres) LinesOf(ctx context.Context, key idem.Key) (lines []Line, err
 
 // Ping implements Ledger: the connection's setup has looked at the schema, and this at the right to read.
 func (p *Postgres) Ping(ctx context.Context) error {
-	err := p.conns.with(ctx, func(ctx context.Context, c *pgx.Conn) error {
+	err := p.conns.With(ctx, func(ctx context.Context, c *pgx.Conn) error {
 		_, err := c.Exec(ctx, "SELECT 1 FROM scan_ledger LIMIT 1")
 		return err
 	})
@@ -608,7 +573,7 @@ func (p *Postgres) Ping(ctx context.Context) error {
 
 // Count implements Ledger.
 func (p *Postgres) Count(ctx context.Context) (n int64, err error) {
-	err = p.conns.with(ctx, func(ctx context.Context, c *pgx.Conn) error {
+	err = p.conns.With(ctx, func(ctx context.Context, c *pgx.Conn) error {
 		return c.QueryRow(ctx, "SELECT count(*) FROM scan_ledger").Scan(&n)
 	})
 	if err != nil {

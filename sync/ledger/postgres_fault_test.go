@@ -208,7 +208,7 @@ func TestPostgresKilled(t *testing.T) {
 // A server that accepts and never answers holds no call longer than its context.
 func TestPostgresBlackHole(t *testing.T) {
 	p := testenv.NewPostgres(t, testenv.PostgresOptions{NoFsync: true})
-	_, proxy, l := behind(t, p, func(c *ledger.PostgresConfig) { c.ConnectTimeout = 100 * time.Millisecond })
+	_, proxy, l := behind(t, p, func(c *ledger.PostgresConfig) { c.ConnectTimeout = 2 * time.Second })
 	// All connections are open, and none waits for the farewell of the others.
 	var wg sync.WaitGroup
 	for n := range 8 {
@@ -223,10 +223,11 @@ func TestPostgresBlackHole(t *testing.T) {
 		"Clock":    func(ctx context.Context) error { _, _, err := l.Clock(ctx); return err },
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		start := time.Now()
+		w := testenv.NewWatch(t)
 		err := call(ctx)
-		if d := time.Since(start); d > time.Second || !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("%s ended after %v with %v", name, d, err)
+		w.Within(t, name, time.Second)
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s ended with %v", name, err)
 		}
 		cancel()
 	}
@@ -340,6 +341,23 @@ func TestPostgresConnections(t *testing.T) {
 		}
 		countRows(t, l, 0)
 	})
+	t.Run("read-only session", func(t *testing.T) {
+		db, cfg := migrated(t, p)
+		cfg.IdleTimeout = time.Hour // the session does not go by itself
+		set := func(value string) {
+			p.Exec(t, "postgres", fmt.Sprintf(`ALTER DATABASE %s SET default_transaction_read_only = %s`, db, value))
+		}
+		set("on")
+		l := openPostgres(t, cfg)
+		_, err := l.Insert(t.Context(), []ledger.Row{pgRow(1, 0)})
+		var config *ledger.ConfigError
+		if !errors.As(err, &config) || !strings.Contains(config.Hint, "target_session_attrs=read-write") {
+			t.Errorf("an insert where only reading is allowed: %v", err)
+		}
+		set("off")
+		insert(t, l, pgRow(1, 0)) // in a new session
+		countRows(t, l, 1)
+	})
 	t.Run("restart", func(t *testing.T) {
 		_, cfg := migrated(t, p)
 		cfg.MaxConns, cfg.IdleTimeout = 4, time.Minute
@@ -451,7 +469,10 @@ func TestPostgresClock(t *testing.T) {
 	ask()
 	proxy.Delay(100 * time.Millisecond)
 	// The server's clock is this machine's.
-	if offset, within := ask(); within < 100*time.Millisecond || within > 2*time.Second || offset.Abs() > within {
+	w := testenv.NewWatch(t)
+	offset, within := ask()
+	w.Within(t, "the answer", 2*time.Second)
+	if within < 100*time.Millisecond || within > w.Stop().Wall || offset.Abs() > w.Stop().Wall+within {
 		t.Errorf("the server's clock differs by %v, told to be within %v", offset, within)
 	}
 }
@@ -492,13 +513,11 @@ func TestPostgresStandingPlan(t *testing.T) {
 		}
 	}
 	var took [2][]time.Duration
-	for range 3 {
+	for range 5 {
 		took[0] = append(took[0], run(ledger.StandingSQL, found))
 		took[1] = append(took[1], run(plainSQL, probes))
 	}
-	slices.Sort(took[0])
-	slices.Sort(took[1])
-	ours, plain := took[0][1], took[1][1]
+	ours, plain := slices.Min(took[0]), slices.Min(took[1]) // what a busy machine adds is in the others
 	t.Logf("%d probes of %d rows: %v, with = ANY %v, ratio %.0f", probes, stored, ours, plain, float64(plain)/float64(ours))
 	if plain < 20*ours {
 		t.Errorf("with = ANY %v, not 20 times our %v", plain, ours)

@@ -1,4 +1,6 @@
-package ledger
+// Package pg is what the stores in PostgreSQL have in common: the configuration, few connections that live
+// only while they are used, and the words for errors.
+package pg
 
 import (
 	"cmp"
@@ -19,8 +21,12 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// PostgresConfig says how to reach the ledger's database. The zero value of all but DSN is a default.
-type PostgresConfig struct {
+// SchemaVersion is the version of the database schema that this program needs: the number of the migrations
+// of sync/ledger, which make the tables of all stores.
+const SchemaVersion = 1
+
+// Config says how to reach the database. The zero value of all but DSN is a default.
+type Config struct {
 	DSN              string               // URL or keywords as in libpq; no password in it
 	PasswordFile     string               // read at each connect, so that it can be changed under way
 	ConnectTimeout   time.Duration        // of one connect with its setup; 5 s
@@ -31,7 +37,7 @@ type PostgresConfig struct {
 	Boot             func() time.Duration // elapsed time, for Clock; the system's CLOCK_BOOTTIME
 }
 
-func (c PostgresConfig) withDefaults() PostgresConfig {
+func (c Config) withDefaults() Config {
 	c.ConnectTimeout = cmp.Or(c.ConnectTimeout, 5*time.Second)
 	c.StatementTimeout = cmp.Or(c.StatementTimeout, 10*time.Second)
 	c.IdleTimeout = cmp.Or(c.IdleTimeout, 3*time.Second)
@@ -48,14 +54,28 @@ type ConfigError struct {
 
 func (e *ConfigError) Error() string { return e.Detail + ": " + e.Hint }
 
+// RefusedError says that the server refuses a value of the statement itself (SQLSTATE class 22 or 23): it does so at
+// each attempt, until somebody changes the database. The server's message is not in it, as that may quote the value.
+type RefusedError struct {
+	Code       string // SQLSTATE
+	Constraint string // "" if none was named
+}
+
+func (e *RefusedError) Error() string {
+	return fmt.Sprintf("the server refuses a value (%s)", strings.TrimSpace(e.Code+" "+e.Constraint))
+}
+
 // passwordWord finds a password in a DSN of keywords.
 var passwordWord = regexp.MustCompile(`(?i)(^|[\s'])(ssl)?password\s*=`)
 
 // Validate finds what can be known without the server: a DSN that can't be read or has a password in it, and
 // one that could send rows in clear over a network.
-func (c PostgresConfig) Validate() error { return c.validate(false) }
+func (c Config) Validate() error { return c.validate(false) }
 
-func (c PostgresConfig) validate(password bool) error {
+// ValidateOwner is Validate for a DSN that may have a password in it: one that is read from a file of its own.
+func (c Config) ValidateOwner() error { return c.validate(true) }
+
+func (c Config) validate(password bool) error {
 	wrong := func(detail, hint string) error {
 		return fmt.Errorf("cannot use PostgreSQL: %w", &ConfigError{detail, hint})
 	}
@@ -108,7 +128,7 @@ func isLocal(host string) bool {
 }
 
 // parse reads the DSN and the certificate files that it names.
-func (c PostgresConfig) parse() (*pgx.ConnConfig, error) {
+func (c Config) parse() (*pgx.ConnConfig, error) {
 	cc, err := pgx.ParseConfig(c.DSN)
 	if err == nil {
 		return cc, nil
@@ -122,8 +142,8 @@ func (c PostgresConfig) parse() (*pgx.ConnConfig, error) {
 		"write postgres://USER@HOST/DATABASE?sslmode=verify-full&sslrootcert=FILE"}
 }
 
-// connConfig reads the DSN, its certificate files and the password file anew.
-func (c PostgresConfig) connConfig() (*pgx.ConnConfig, error) {
+// ConnConfig reads the DSN, its certificate files and the password file anew.
+func (c Config) ConnConfig() (*pgx.ConnConfig, error) {
 	cc, err := c.parse()
 	if err != nil {
 		return nil, err
@@ -135,27 +155,41 @@ func (c PostgresConfig) connConfig() (*pgx.ConnConfig, error) {
 		}
 		cc.Password = strings.TrimRight(string(b), "\r\n")
 	}
-	cc.ConnectTimeout = c.ConnectTimeout
+	cc.ConnectTimeout = c.ConnectTimeout / time.Duration(servers(cc)) // of each: one that never answers leaves time for the next
 	cc.RuntimeParams["application_name"] = strings.TrimSpace("scanonce " + c.Agent)
 	return cc, nil
 }
 
-func newerSchema(version int) error {
+// servers counts the servers of a DSN. With several the first that target_session_attrs fits is used.
+func servers(cc *pgx.ConnConfig) int {
+	type address struct {
+		host string
+		port uint16
+	}
+	all := map[address]bool{{cc.Host, cc.Port}: true}
+	for _, f := range cc.Fallbacks {
+		all[address{f.Host, f.Port}] = true
+	}
+	return len(all)
+}
+
+// NewerSchema is the error about a schema from the future.
+func NewerSchema(version int) error {
 	return &ConfigError{fmt.Sprintf("the database schema has version %d, newer than this program's %d", version, SchemaVersion), "install a newer scanonce"}
 }
 
 const migrateHint = "run scanonce ledger migrate with the owner's DSN"
 
-// explain finds the words for an error of pgx: a ConfigError where a person must act. The end of ctx goes
+// Explain finds the words for an error of pgx: a ConfigError where a person must act. The end of ctx goes
 // before all that followed from it. owner says that it was a migration.
-func explain(ctx context.Context, err error, owner bool) error {
+func Explain(ctx context.Context, err error, owner bool) error {
 	if ctx.Err() != nil {
 		if context.Cause(ctx) == errClosed {
 			return errClosed
 		}
 		return ctx.Err()
 	}
-	if pg := serverError(err); pg != nil {
+	if pg := ServerError(err); pg != nil {
 		return explainServer(pg, owner)
 	}
 	if e := explainTLS(err); e != nil {
@@ -169,7 +203,8 @@ func explain(ctx context.Context, err error, owner bool) error {
 	return fmt.Errorf("PostgreSQL: %s", strings.Join(strings.Fields(err.Error()), " "))
 }
 
-func serverError(err error) *pgconn.PgError {
+// ServerError returns the server's own error, nil if err is none.
+func ServerError(err error) *pgconn.PgError {
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) {
 		return pg
@@ -194,14 +229,16 @@ func explainServer(pg *pgconn.PgError, owner bool) error {
 			return &ConfigError{said, "create the schema that the DSN's search_path names"}
 		}
 		return &ConfigError{said, migrateHint}
+	case readOnly:
+		return &ConfigError{said, "name the primary in the DSN, or all servers, and target_session_attrs=read-write"}
 	case "42P01", "42703":
 		return &ConfigError{said, migrateHint}
 	}
 	switch pg.Code[:min(2, len(pg.Code))] {
 	case "28":
-		return &ConfigError{said, "check the login in the DSN, its sslmode, and the server's pg_hba.conf"}
-	case "22", "23": // the message may quote a value
-		return fmt.Errorf("the server refuses a value (%s)", strings.TrimSpace(pg.Code+" "+pg.ConstraintName))
+		return &ConfigError{said, "check the login in the DSN, its sslmode, sslcert and sslkey, and the server's pg_hba.conf"}
+	case "22", "23":
+		return &RefusedError{pg.Code, pg.ConstraintName}
 	}
 	return errors.New(said)
 }
@@ -211,6 +248,7 @@ func explainTLS(err error) error {
 		authority x509.UnknownAuthorityError
 		host      x509.HostnameError
 		verify    *tls.CertificateVerificationError
+		remote    *net.OpError
 	)
 	switch {
 	case errors.As(err, &authority):
@@ -219,6 +257,8 @@ func explainTLS(err error) error {
 		return &ConfigError{fmt.Sprintf("the server's certificate is for another host (%v)", host), "write the host's name as in the certificate, or give the server a certificate for it"}
 	case errors.As(err, &verify):
 		return &ConfigError{fmt.Sprintf("the server's certificate is not valid (%v)", verify.Err), "give the server a valid certificate, and check this machine's date"}
+	case errors.As(err, &remote) && remote.Op == "remote error": // an alert of the server's
+		return &ConfigError{fmt.Sprintf("the server refuses the TLS connection (%v)", remote.Err), "name a valid certificate from an authority that the server trusts in the DSN's sslcert and sslkey"}
 	case strings.Contains(err.Error(), "server refused TLS connection"):
 		return &ConfigError{"the server does not speak TLS", "set ssl = on at the server"}
 	}

@@ -1,25 +1,38 @@
-package ledger
+package pg
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"scanonce/window"
 )
 
 var errClosed = errors.New("it is closed: open it again")
 
+// readOnly is the server's code for a write in a session that may only read.
+const readOnly = "25006"
+
 // pingAfter is how long a connection may have been idle before it is tried out: the server may be gone.
 const pingAfter = time.Second
 
-// conns are the connections of a ledger: a few, made when needed, closed soon after. With none open, nothing
+// After a dial that failed, whoever lost the server too is coming back: for a while a connection is held so short
+// that the next one soon has its turn, but not so short that one drain needs two.
+const (
+	crowdedFor  = 30 * time.Second
+	crowdedIdle = 400 * time.Millisecond
+)
+
+// Conns are the connections of a store: a few, made when needed, closed soon after. With none open, nothing
 // runs and no timer is set.
-type conns struct {
-	cfg   PostgresConfig
+type Conns struct {
+	cfg   Config
 	slots chan struct{} // a token for each that may be in use
 
 	base   context.Context // ends with Close
@@ -30,6 +43,8 @@ type conns struct {
 	idle  []*idleConn
 	socks map[net.Conn]struct{}
 	dials int64
+	// crowded is the elapsed time up to which connections are held short.
+	crowded time.Duration
 	// unnamed: no prepared statements, as a pooler hands each statement to another server process.
 	unnamed bool
 }
@@ -40,15 +55,57 @@ type idleConn struct {
 	timer *time.Timer
 }
 
-func newConns(cfg PostgresConfig) *conns {
-	p := &conns{cfg: cfg, slots: make(chan struct{}, cfg.MaxConns), socks: map[net.Conn]struct{}{}}
-	p.base, p.cancel = context.WithCancelCause(context.Background())
-	return p
+// Stats are figures since the opening, but for Open.
+type Stats struct {
+	Open  int   // sockets, those included that are being closed
+	Dials int64 // connections tried
 }
 
-// with runs f with a connection that is set up, a second time if a statement was lost. After an error of the connection all idle ones go too: what
-// broke it has mostly broken them.
-func (p *conns) with(ctx context.Context, f func(ctx context.Context, c *pgx.Conn) error) error {
+// Open makes the connections of a store, none for now: what is wrong with the server, the login or the schema
+// is told by the calls, the latter two as a ConfigError, and the calls work as soon as that is mended. The error
+// is Validate's.
+func Open(cfg Config) (*Conns, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg = cfg.withDefaults()
+	if cfg.Boot == nil {
+		host, err := window.Host()
+		if err != nil {
+			return nil, err
+		}
+		cfg.Boot = host.Boot
+	}
+	p := &Conns{cfg: cfg, slots: make(chan struct{}, cfg.MaxConns), socks: map[net.Conn]struct{}{}}
+	p.base, p.cancel = context.WithCancelCause(context.Background())
+	return p, nil
+}
+
+// Stats returns the figures.
+func (p *Conns) Stats() Stats {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return Stats{Open: len(p.socks), Dials: p.dials}
+}
+
+// Boot is the clock that Config.Boot gives.
+func (p *Conns) Boot() time.Duration { return p.cfg.Boot() }
+
+// Pause waits for a random part of most.
+func Pause(ctx context.Context, most time.Duration) error {
+	t := time.NewTimer(rand.N(most))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// With runs f with a connection that is set up, a second time if a statement was lost: then f has done nothing.
+// After an error of the connection all idle ones go too: what broke it has mostly broken them.
+func (p *Conns) With(ctx context.Context, f func(ctx context.Context, c *pgx.Conn) error) error {
 	ctx, end, err := p.begin(ctx)
 	if err != nil {
 		return err
@@ -57,23 +114,23 @@ func (p *conns) with(ctx context.Context, f func(ctx context.Context, c *pgx.Con
 	select {
 	case p.slots <- struct{}{}:
 	case <-ctx.Done():
-		return explain(ctx, ctx.Err(), false)
+		return Explain(ctx, ctx.Err(), false)
 	}
 	defer func() { <-p.slots }()
 	for {
 		c, err := p.take(ctx)
 		if err != nil {
-			return explain(ctx, err, false)
+			return Explain(ctx, err, false)
 		}
 		err = f(ctx, c)
-		if !p.give(c) {
+		if !p.give(c, err) {
 			p.closeIdle()
 		}
 		if err == nil {
 			return nil
 		}
 		if !p.lostStatement(err) {
-			return explain(ctx, err, false)
+			return Explain(ctx, err, false)
 		}
 	}
 }
@@ -81,8 +138,8 @@ func (p *conns) with(ctx context.Context, f func(ctx context.Context, c *pgx.Con
 // lostStatement says that a prepared statement was not where it was prepared, the first time that it
 // happens: the statement has done nothing, and from now on none is prepared. It costs a lone row a third
 // more time, so that it is not the rule.
-func (p *conns) lostStatement(err error) bool {
-	pg := serverError(err)
+func (p *Conns) lostStatement(err error) bool {
+	pg := ServerError(err)
 	if pg == nil || pg.Code != "26000" && pg.Code != "42P05" {
 		return false
 	}
@@ -94,8 +151,8 @@ func (p *conns) lostStatement(err error) bool {
 	return first
 }
 
-// apart runs f with a connection of its own, whose statements may last as long as ctx.
-func (p *conns) apart(ctx context.Context, f func(ctx context.Context, c *pgx.Conn) error) error {
+// Apart runs f with a connection of its own, whose statements may last as long as ctx.
+func (p *Conns) Apart(ctx context.Context, f func(ctx context.Context, c *pgx.Conn) error) error {
 	ctx, end, err := p.begin(ctx)
 	if err != nil {
 		return err
@@ -103,14 +160,14 @@ func (p *conns) apart(ctx context.Context, f func(ctx context.Context, c *pgx.Co
 	defer end()
 	c, err := p.dial(ctx, 0)
 	if err != nil {
-		return explain(ctx, err, false)
+		return Explain(ctx, err, false)
 	}
 	defer p.hangUp(c)
 	return f(ctx, c)
 }
 
 // begin derives the context of a call, which ends with Close too, with its cause.
-func (p *conns) begin(ctx context.Context) (context.Context, func(), error) {
+func (p *Conns) begin(ctx context.Context) (context.Context, func(), error) {
 	if err := ctx.Err(); err != nil {
 		return nil, nil, err
 	}
@@ -130,7 +187,7 @@ func (p *conns) begin(ctx context.Context) (context.Context, func(), error) {
 }
 
 // take returns an idle connection, the last used one, or a new one.
-func (p *conns) take(ctx context.Context) (*pgx.Conn, error) {
+func (p *Conns) take(ctx context.Context) (*pgx.Conn, error) {
 	for {
 		p.mu.Lock()
 		n := len(p.idle)
@@ -159,13 +216,19 @@ func (p *conns) take(ctx context.Context) (*pgx.Conn, error) {
 	}
 }
 
-// give takes a connection back, and says whether it is good for the next.
-func (p *conns) give(c *pgx.Conn) bool {
-	good := !c.IsClosed() && c.PgConn().TxStatus() == 'I'
+// give takes a connection back after a use that ended with err, and says whether it is good for the next. A
+// session that cannot write may stay like that when new ones can: after a failover, or with a setting mended.
+func (p *Conns) give(c *pgx.Conn, err error) bool {
+	said := ServerError(err)
+	good := !c.IsClosed() && c.PgConn().TxStatus() == 'I' && (said == nil || said.Code != readOnly)
 	p.mu.Lock()
 	if good && p.base.Err() == nil {
 		i := &idleConn{c: c, since: p.cfg.Boot()}
-		i.timer = time.AfterFunc(p.cfg.IdleTimeout, func() { p.expire(i) })
+		idle := p.cfg.IdleTimeout
+		if i.since < p.crowded {
+			idle = min(idle, crowdedIdle)
+		}
+		i.timer = time.AfterFunc(idle, func() { p.expire(i) })
 		p.idle = append(p.idle, i)
 		p.mu.Unlock()
 		return true
@@ -175,7 +238,7 @@ func (p *conns) give(c *pgx.Conn) bool {
 	return good
 }
 
-func (p *conns) expire(i *idleConn) {
+func (p *Conns) expire(i *idleConn) {
 	p.mu.Lock()
 	for n, x := range p.idle {
 		if x == i {
@@ -188,8 +251,8 @@ func (p *conns) expire(i *idleConn) {
 	p.mu.Unlock()
 }
 
-// closeIdle does not wait for the good-byes; close does.
-func (p *conns) closeIdle() {
+// closeIdle does not wait for the good-byes; Close does.
+func (p *Conns) closeIdle() {
 	p.mu.Lock()
 	all := p.idle
 	p.idle = nil
@@ -201,14 +264,14 @@ func (p *conns) closeIdle() {
 }
 
 // hangUp says good-bye to the server, which may not listen any more.
-func (p *conns) hangUp(c *pgx.Conn) {
+func (p *Conns) hangUp(c *pgx.Conn) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	c.Close(ctx)
 }
 
-// close cuts short what is under way and waits for it.
-func (p *conns) close() {
+// Close cuts short what is under way and waits for it.
+func (p *Conns) Close() {
 	p.mu.Lock()
 	p.cancel(errClosed)
 	p.mu.Unlock()
@@ -224,8 +287,8 @@ func (p *conns) close() {
 }
 
 // dial makes a connection and sets it up.
-func (p *conns) dial(ctx context.Context, statementTimeout time.Duration) (*pgx.Conn, error) {
-	cc, err := p.cfg.connConfig()
+func (p *Conns) dial(ctx context.Context, statementTimeout time.Duration) (*pgx.Conn, error) {
+	cc, err := p.cfg.ConnConfig()
 	if err != nil {
 		return nil, err
 	}
@@ -240,6 +303,9 @@ func (p *conns) dial(ctx context.Context, statementTimeout time.Duration) (*pgx.
 	p.mu.Unlock()
 	c, err := pgx.ConnectConfig(ctx, cc)
 	if err != nil {
+		p.mu.Lock()
+		p.crowded = p.cfg.Boot() + crowdedFor
+		p.mu.Unlock()
 		return nil, err
 	}
 	if err := setUp(ctx, c, statementTimeout); err != nil {
@@ -273,14 +339,14 @@ func setUp(ctx context.Context, c *pgx.Conn, statementTimeout time.Duration) err
 	case version < SchemaVersion:
 		return &ConfigError{fmt.Sprintf("the database schema has version %d, older than this program's %d", version, SchemaVersion), migrateHint}
 	case version > SchemaVersion:
-		return newerSchema(version)
+		return NewerSchema(version)
 	}
 	return nil
 }
 
 // socket dials, and keeps book of what is open: the driver ends a broken connection in the background, and
 // takes up to 15 s for a server that does not answer.
-func (p *conns) socket(ctx context.Context, network, addr string) (net.Conn, error) {
+func (p *Conns) socket(ctx context.Context, network, addr string) (net.Conn, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(p.base, cancel)()
@@ -302,7 +368,7 @@ func (p *conns) socket(ctx context.Context, network, addr string) (net.Conn, err
 
 type bookedConn struct {
 	net.Conn
-	p *conns
+	p *Conns
 }
 
 func (s *bookedConn) Close() error {
