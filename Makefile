@@ -9,7 +9,6 @@ FUZZTIME ?= 60s
 TESTTIME ?= 25m
 FAULTTIME ?= 15m
 export CGO_ENABLED ?= 1
-export GO
 
 # What the binary says of itself. Outside a git checkout nothing of it is known.
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
@@ -42,16 +41,15 @@ test-deps: ## Install what the tests run, servers and strace, if it is missing
 
 # Nothing from the cache: it does not see the program that the tests build and run. Packages that share the machine's
 # terminal numbers, or mind the time, run one at a time; the others, which wait for servers of their own, by two.
-# What fails runs once more, alone (.ci/go-test).
 # What tries a share of its cases with the race detector, which slows it down many times, tries all without it.
 WHOLE := TestBytesWrittenPerScan|TestCentralSameBacklog|TestCrashPoints|TestDamage|TestDamagedJournal|TestFleetReturns|TestJournalKill|TestKill|TestPends
 ALONE := ./cmd/scanonce ./device ./internal/agent ./internal/bench ./internal/cli ./internal/sim/... ./internal/testenv ./spool ./window
 .PHONY: test
 test: test-deps lint ## Check, and run all tests with the race detector
 	@failed=0; \
-	.ci/go-test -race -count=1 -p 2 -timeout $(TESTTIME) $$(comm -23 <($(GO) list ./... | sort) <($(GO) list $(ALONE) | sort)) || failed=1; \
-	.ci/go-test -race -count=1 -p 1 -timeout $(TESTTIME) $(ALONE) || failed=1; \
-	.ci/go-test -count=1 -p 1 -timeout $(TESTTIME) -run '^($(WHOLE))$$' ./spool ./sync/forward ./cmd/scanonce || failed=1; \
+	$(GO) test -race -count=1 -p 2 -timeout $(TESTTIME) $$(comm -23 <($(GO) list ./... | sort) <($(GO) list $(ALONE) | sort)) || failed=1; \
+	$(GO) test -race -count=1 -p 1 -timeout $(TESTTIME) $(ALONE) || failed=1; \
+	$(GO) test -count=1 -p 1 -timeout $(TESTTIME) -run '^($(WHOLE))$$' ./spool ./sync/forward ./cmd/scanonce || failed=1; \
 	exit $$failed
 
 # Without the race detector: its times go into the documentation.

@@ -115,8 +115,8 @@ func (o *session) end(ctx context.Context, gone error) {
 // void gives up what is under way for good.
 func (o *session) void() {
 	o.ear.Expire()
-	if e, ok := o.ear.(ender); ok {
-		e.end()
+	if p, ok := o.ear.(parter); ok {
+		p.giveUp()
 	}
 }
 

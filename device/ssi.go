@@ -118,7 +118,7 @@ func (d *ssi) take(p []byte, sum uint16) {
 
 func (d *ssi) decoded(data []byte, again, more bool) {
 	if d.parts > 0 && d.last.Boot-d.partAt >= ssiGiveUp {
-		d.end() // what comes now is another scan
+		d.giveUp() // what comes now is another scan
 	}
 	if again && d.parts > 0 && more && bytes.Equal(data, d.before) { // our answer to it was lost
 		d.partAt = d.last.Boot
@@ -164,8 +164,8 @@ func (d *ssi) fault() {
 	d.emit(Frame{Scanner: d.scanner, At: d.last, Fault: Incomplete, Length: n})
 }
 
-// end voids the packets of a scan whose other ones do not come any more. Nobody waits for an answer to them.
-func (d *ssi) end() {
+// giveUp voids the packets of a scan whose other ones do not come any more. Nobody waits for an answer to them.
+func (d *ssi) giveUp() {
 	if d.parts == 0 {
 		return
 	}
@@ -191,5 +191,5 @@ func (d *ssi) talk(send func([]byte)) { d.send = send }
 // talker is a decoder that answers by itself where the pipeline has no part.
 type talker interface{ talk(send func([]byte)) }
 
-// ender is a decoder that keeps parts of a message through a silence. end voids them.
-type ender interface{ end() }
+// parter is a decoder that keeps parts of a message through a silence. giveUp voids them.
+type parter interface{ giveUp() }

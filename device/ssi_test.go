@@ -119,13 +119,13 @@ func TestSSIWithoutItsEnd(t *testing.T) {
 		at.Boot += c.silence
 		d.Report(decoderPacket(0, "END"), at)
 		d.Report(decoderPacket(0, "TWO"), at)
-		d.end()
+		d.giveUp()
 		if s := strings.Join(got, "|"); s != c.want {
 			t.Errorf("after %v: %q, want %q", c.silence, s, c.want)
 		}
 		got = nil
 		d.Report(decoderPacket(ssiMore, "PART"), at)
-		d.end() // the session is over
+		d.giveUp() // the session is over
 		if len(got) != 1 || !strings.HasPrefix(got[0], "incomplete 4") {
 			t.Errorf("at the end: %q", got)
 		}

@@ -147,7 +147,12 @@ func TestCentralMistakes(t *testing.T) {
 			setup := m.stores.in(testenv.Setup{})
 			setup.Sections = strings.Replace(setup.Sections, "[redis]\n", "[redis]\n"+m.more+"\n", 1)
 			h, _, st, g := bench(t, setup)
-			s := h.Await(t, "the alarm", func(s *testenv.Status) bool { return s.Alarm(m.alarm) != nil })
+			ledger := m.alarm == "claims_config"
+			want := "OFFLINE"
+			if ledger {
+				want = "ONLINE"
+			}
+			s := h.Await(t, "the alarm", func(s *testenv.Status) bool { return s.Alarm(m.alarm) != nil && s.State == want })
 			if dials(t) != 0 {
 				t.Errorf("the agent dials %s", elsewhere)
 			}
@@ -156,11 +161,6 @@ func TestCentralMistakes(t *testing.T) {
 				t.Errorf("alarms %q, want one about %q with the hint %q", s.Alarms, m.detail, m.hint)
 			}
 			// Capturing goes on.
-			ledger := m.alarm == "claims_config"
-			want := "OFFLINE"
-			if ledger {
-				want = "ONLINE"
-			}
 			a := g.expect("accepted", matrix(bottleGTIN, "M1", "A1207"))
 			g.expect("duplicate", matrix(bottleGTIN, "M1", "A1207"))
 			if *a.Online != ledger {

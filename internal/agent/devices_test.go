@@ -316,10 +316,12 @@ port = "1-2.2"
 	scan(left, "LEFT", itemA)
 	scan(right, "RIGHT", itemA)
 
-	// Half a frame, and both out; then they have each other's node.
-	if err := left.Write([]byte("30093")); err != nil {
+	// Half a frame behind a whole one, which tells that the bytes have come through, and both out; then they have each
+	// other's node.
+	if err := left.Write([]byte(itemC + "\r30093")); err != nil {
 		t.Fatal(err)
 	}
+	await(event{Kind: "accepted", Scanner: "LEFT"})
 	tty, err := unix.Open(left.Path, unix.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -369,7 +371,7 @@ port = "1-2.2"
 			t.Errorf("status %+v", s)
 		}
 	}
-	if st.Counts.Captured != 4 || st.Frames.NotAccepted != 1 {
+	if st.Counts.Captured != 5 || st.Frames.NotAccepted != 1 {
 		t.Errorf("counts %+v, frames %+v", st.Counts, st.Frames)
 	}
 }

@@ -26,6 +26,7 @@ import (
 const (
 	itemA = "]d2010030093721410617271130" + "10A1207"
 	itemB = "]d2010030093721410617271130" + "10B"
+	itemC = "]d2010030093721410617271130" + "10C"
 )
 
 // counter is an agent's pipeline that runs, without scanners, stores and sockets.
