@@ -274,7 +274,10 @@ func evdevRequest(dir, nr, size uintptr) uintptr { return dir<<30 | size<<16 | '
 // evdevFile is a node of the kernel's.
 type evdevFile struct{ *os.File }
 
-func (f evdevFile) control(do func(fd int) error) error {
+func (f evdevFile) control(do func(fd int) error) error { return control(f.File, do) }
+
+// control does something with a file's descriptor, which stays open meanwhile.
+func control(f *os.File, do func(fd int) error) error {
 	c, err := f.SyscallConn()
 	if err != nil {
 		return err

@@ -11,7 +11,10 @@ import (
 const (
 	keyA          = 0x04
 	keyEnter      = 0x28
+	keyTab        = 0x2b
+	keySpace      = 0x2c
 	keyMinus      = 0x2d
+	keySlash      = 0x38
 	keyCapsLock   = 0x39
 	keyScrollLock = 0x47
 	keyNumLock    = 0x53

@@ -55,12 +55,12 @@ func KnownUdevDevices() []UdevDevice {
 }
 
 // UdevRules are the lines of a rules file that give the devices to the agent's group, keep ModemManager away from
-// their serial ports, and keep them awake. With uinput the group may type, which grab needs.
+// their serial ports, and keep them awake. With uinput the group may type, which grab and a Wedge need.
 func UdevRules(devices []UdevDevice, uinput bool) string {
 	var b strings.Builder
 	b.WriteString("ACTION==\"remove\", GOTO=\"scanonce_end\"\n")
 	if uinput {
-		b.WriteString("\n# Whoever may write to it can type anything. Only grab needs it, to pass a scanner's keys on.\n")
+		b.WriteString("\n# Whoever may write to it can type anything. Only grab and wedge need it, to type what was scanned.\n")
 		fmt.Fprintf(&b, "SUBSYSTEM==\"misc\", KERNEL==\"uinput\", GROUP=%q, MODE=\"0660\", OPTIONS+=\"static_node=uinput\"\n", UdevGroup)
 	}
 	b.WriteString("\nSUBSYSTEM!=\"usb|tty|hidraw|input\", GOTO=\"scanonce_end\"\n")

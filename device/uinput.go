@@ -19,24 +19,42 @@ const busVirtual = 0x06
 
 func uinputRequest(dir, nr, size uintptr) uint { return uint(dir<<30 | size<<16 | 'U'<<8 | nr) }
 
-// cloneKeyboard makes a keyboard that can what f can, and lights f's lamps as its own are lit. It is gone once
-// the process ends.
-func cloneKeyboard(root string, f evdevFile, r hidRequest) (*os.File, error) {
+// Requests that say what a keyboard can (linux/uinput.h).
+const (
+	uiSetEvents = 100
+	uiSetKeys   = 101
+	uiSetRel    = 102
+	uiSetMisc   = 104
+	uiSetLEDs   = 105
+)
+
+// openUinput opens the way to make keyboards. The error begins with what cannot be done then; else is what may be written
+// instead.
+func openUinput(root, what, instead string) (*os.File, error) {
 	node := filepath.Join(root, "dev/uinput")
 	fd, err := unix.Open(node, unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV):
-		return nil, hidErrorf(hidRefuse, `cannot pass keys on: there is no %s: load the module uinput, or write mode = "listen"`, node)
+		return nil, hidErrorf(hidRefuse, `%s: there is no %s: load the module uinput, or %s`, what, node, instead)
 	case errors.Is(err, fs.ErrPermission):
-		return nil, hidErrorf(hidRefuse, `cannot pass keys on: %s: %v: give the agent's user the right to it by a udev rule, or write mode = "listen"`, node, err)
+		return nil, hidErrorf(hidRefuse, `%s: %s: %v: give the agent's user the right to it by a udev rule, or %s`, what, node, err, instead)
 	case err != nil:
-		return nil, hidErrorf(hidFailed, "cannot pass keys on: %s: %v", node, err)
+		return nil, hidErrorf(hidFailed, "%s: %s: %v", what, node, err)
 	}
-	if err := shapeKeyboard(fd, f, r); err != nil {
-		unix.Close(fd)
+	return os.NewFile(uintptr(fd), node), nil
+}
+
+// cloneKeyboard makes a keyboard that can what f can, and lights f's lamps as its own are lit. It is gone once
+// the process ends.
+func cloneKeyboard(root string, f evdevFile, r hidRequest) (*os.File, error) {
+	out, err := openUinput(root, "cannot pass keys on", `write mode = "listen"`)
+	if err != nil {
+		return nil, err
+	}
+	if err := control(out, func(fd int) error { return shapeKeyboard(fd, f, r) }); err != nil {
+		out.Close()
 		return nil, hidErrorf(hidFailed, "cannot pass keys on: %v", err)
 	}
-	out := os.NewFile(uintptr(fd), node)
 	go light(out, f)
 	return out, nil
 }
@@ -51,11 +69,11 @@ func shapeKeyboard(fd int, f evdevFile, r hidRequest) error {
 			err = unix.IoctlSetInt(fd, uinputRequest(1, nr, 4), v)
 		}
 	}
-	for kind, nr := range map[uint16]uintptr{evKey: 101, evRel: 102, evMsc: 104, evLED: 105, evRep: 0} { // UI_SET_KEYBIT …
+	for kind, nr := range map[uint16]uintptr{evKey: uiSetKeys, evRel: uiSetRel, evMsc: uiSetMisc, evLED: uiSetLEDs, evRep: 0} {
 		if !kinds.has(kind) {
 			continue
 		}
-		set(100, int(kind)) // UI_SET_EVBIT
+		set(uiSetEvents, int(kind))
 		if nr == 0 {
 			continue
 		}
@@ -70,12 +88,16 @@ func shapeKeyboard(fd int, f evdevFile, r hidRequest) error {
 	if err != nil {
 		return fmt.Errorf("cannot shape a keyboard: %w", err)
 	}
+	return createKeyboard(fd, r.Vendor, r.Product, uinputName)
+}
+
+func createKeyboard(fd int, vendor, product uint16, name string) error {
 	// struct uinput_setup: bus, vendor, product and version, a name of 80 bytes, and the force feedback's effects.
 	var setup [8 + 80 + 4]byte
 	binary.NativeEndian.PutUint16(setup[0:], busVirtual)
-	binary.NativeEndian.PutUint16(setup[2:], r.Vendor)
-	binary.NativeEndian.PutUint16(setup[4:], r.Product)
-	copy(setup[8:], uinputName)
+	binary.NativeEndian.PutUint16(setup[2:], vendor)
+	binary.NativeEndian.PutUint16(setup[4:], product)
+	copy(setup[8:], name)
 	if err := ioctlPtr(fd, uintptr(uinputRequest(1, 3, unsafe.Sizeof(setup))), unsafe.Pointer(&setup)); err != nil { // UI_DEV_SETUP
 		return fmt.Errorf("cannot name a keyboard: %w", err)
 	}

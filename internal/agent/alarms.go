@@ -37,6 +37,7 @@ const (
 	alarmSpoolDamage  = "spool_damage"
 	alarmStateDamage  = "spool_damage:state" // until the next start
 	alarmSpoolOlder   = "spool_older"        // a backup was put back
+	alarmWedge        = "wedge"              // accepted scans are not typed
 	alarmDevice       = "device_absent"      // with ":" and the scanner's id as the key
 )
 

@@ -114,6 +114,9 @@ func (s *snapshot) Collect(ch chan<- prometheus.Metric) {
 	counter(float64(fs.Held), claims, "held")
 	counter(float64(fs.Unknown), claims, "unknown")
 	counter(float64(fs.AmbiguousWinners), desc("ambiguous_winners_total", "Scans whose keys two different rows hold; the clocks or policies of two agents differ."))
+	typed := a.wedge.stats()
+	counter(float64(typed.Typed), desc("wedge_typed_total", "Accepted scans that were typed."))
+	counter(float64(typed.Lost), desc("wedge_lost_total", "Accepted scans that could not be typed."))
 	for _, d := range a.fleet.stats() {
 		gauge(flag(d.State == device.Reading), desc("device_up", "Whether the scanner is open.", "scanner"), d.Scanner)
 		counter(float64(d.Dropped), desc("frames_dropped_total", "Messages that found the queue full.", "scanner"), d.Scanner)

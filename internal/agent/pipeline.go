@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -105,9 +106,11 @@ type userState struct {
 
 // told is a duplicate that the user has been told of and may declare a movement of its own.
 type told struct {
+	hidden
 	event idem.EventID
 	boot  time.Duration
 	cand  spool.Candidate
+	text  []byte // to be typed
 }
 
 func newPipeline(a *agent) (*pipeline, error) {
@@ -343,6 +346,7 @@ type outcome struct {
 	answer   device.Answer // to the device
 	converts idem.EventID  // the told duplicate that this declares a movement
 	post     *post         // of a scan that an application sent
+	text     []byte        // to be typed, once it is durable
 }
 
 func (p *pipeline) frame(b *spool.Batch, f device.Frame) {
@@ -397,6 +401,9 @@ func (p *pipeline) content(b *spool.Batch, s *scanner, o *outcome) {
 	}
 	if o.post == nil && (!refusal.OK() || !sc.IsMovement()) {
 		p.between(b, s.cfg.ID)
+	}
+	if refusal.OK() && s.cfg.Wedge && o.live && o.post == nil && sc.Kind != capture.KindCommand {
+		o.text = bytes.Clone(sc.Element()[len(sc.Symbology):])
 	}
 	if !refusal.OK() {
 		p.reject(b, o, refusal.Kind, refusal.Detail)
@@ -620,9 +627,12 @@ func (p *pipeline) command(b *spool.Batch, s *scanner, o *outcome) {
 			if o.post != nil {
 				t.cand.Once = o.post.once // what is sent again finds the movement that it made
 			}
-			made := *p.convert(b, s, t, f.At)
-			if o.post != nil {
-				o.post.converted = &made
+			made := p.convert(b, s, t, f.At)
+			if o.post == nil {
+				made.text = t.text
+			} else {
+				converted := *made
+				o.post.converted = &converted
 			}
 		} else {
 			s.session.Arm(now)
@@ -767,8 +777,12 @@ func (p *pipeline) deliver(err error) {
 	}
 	p.a.tell(entries...) // first, so that a kill leaves no answer without its event
 	for i := range p.out {
-		if o := &p.out[i]; o.frame.Reply != nil {
+		o := &p.out[i]
+		if o.frame.Reply != nil {
 			o.frame.Reply.Reply(o.answer)
+		}
+		if o.text != nil && (o.kind == kAccepted || o.kind == kControl) {
+			p.a.wedge.typeText(o.text)
 		}
 	}
 	clear(p.out)
@@ -822,7 +836,7 @@ func (s *scanner) remember(o *outcome) {
 		s.told = slices.Delete(s.told, 0, 1)
 	}
 	s.toldLast = o.decision.Record.Event
-	s.told = append(s.told, told{event: o.decision.Record.Event, boot: o.frame.At.Boot, cand: withRecord(o.cand, o.decision.Record)})
+	s.told = append(s.told, told{event: o.decision.Record.Event, boot: o.frame.At.Boot, cand: withRecord(o.cand, o.decision.Record), text: o.text})
 }
 
 // withRecord gives a candidate the type and quantity that its duplicate inherited: counted on its own, the

@@ -22,9 +22,11 @@ func (a *agent) reload() (restart []string, err error) {
 	if err == nil {
 		next := *a.cfg // what needs a restart stays as it is
 		next.Window, next.Counter, next.Batch, next.NDC, next.RxProfiles, next.Scanners = cfg.Window, cfg.Counter, cfg.Batch, cfg.NDC, cfg.RxProfiles, cfg.Scanners
+		next.Wedge = cfg.Wedge
 		if err = a.pipe.reconfigure(&next); err == nil {
 			a.refuseLabels(next.RxProfiles)
 			restart = config.NeedsRestart(a.cfg, cfg)
+			a.wedge.reconfigure(&next)
 			a.fleet.reconfigure(&next)
 			a.alarms.clear("config")
 			a.log.Info("reloaded", "needs_restart", restart)

@@ -98,6 +98,7 @@ type agent struct {
 	labels  atomic.Pointer[[]*regexp.Regexp] // whole Rx labels, which are no ids of claims
 	pipe    *pipeline
 	fleet   *fleet
+	wedge   *wedge
 	alarms  *alarms
 	metrics *metrics
 	server  *localAPI
@@ -217,6 +218,7 @@ func core(cfg *config.Config, o Options, e Edges) (a *agent, err error) {
 		a.close(false)
 		return nil, err
 	}
+	a.wedge = newWedge(a)
 	if a.pipe, err = newPipeline(a); err != nil {
 		a.close(false)
 		return nil, err
@@ -322,6 +324,7 @@ func (a *agent) serve(ctx context.Context) error {
 			return false
 		}
 	}
+	a.wedge.reconfigure(a.cfg)
 	ok := wait(start(a.pipe)) && wait(start(a.courier)) && wait(atMost(start(forwarding{a.forward, a}), settleStart)) && wait(start(a.fleet.bus)) && wait(start(a.fleet)) && wait(start(a.server)) && wait(start(newKeeper(a))) && wait(start(newRetention(a))) && wait(start(newRemembers(a)))
 	if ok {
 		a.watchConflicts()
@@ -346,6 +349,7 @@ func (a *agent) serve(ctx context.Context) error {
 			a.forward.Flush(fctx)
 		}
 	}
+	a.wedge.close()
 	err := group.Wait()
 	os.Remove(filepath.Join(a.cfg.Agent.StateDir, addrFile))
 	if cerr := a.close(err == nil); cerr != nil {

@@ -64,12 +64,21 @@ user. Exit code 1 says that something is not well.`,
 func checkDevices(root string, cfg *config.Config, running bool) []finding {
 	e := &examiner{root: root, running: running}
 	var usb []config.Scanner
-	exclusive := false
+	exclusive, types := false, false
 	for _, s := range cfg.Scanners {
+		types = types || s.Wedge
 		if s.USB != "" {
 			usb = append(usb, s)
 			exclusive = exclusive || s.Transport != "serial" && s.Mode == "exclusive"
 		}
+	}
+	if types {
+		n := node{e.path("dev/uinput"), true}
+		err := n.usable()
+		if err != nil {
+			err = fmt.Errorf("the agent's user has no right to %s: %v", n.path, err)
+		}
+		e.check("wedge", err, "scans can be typed", "load the module uinput; then, "+makeRules)
 	}
 	if len(usb) == 0 {
 		e.well("usb", "no scanner is configured by USB")

@@ -76,6 +76,12 @@ func TestCheckDevices(t *testing.T) {
 			cfg.Scanners[1].Mode = "grab"
 			forAgent(t, u.Dev("event0"), 0o660)
 		}, false, "scanner KEY rights", "scanonce udev"},
+		{"no uinput to type with", func(_ *testing.T, _ *testenv.USBTree, cfg *config.Config) { cfg.Scanners[0].Wedge = true }, false, "wedge", "scanonce udev"},
+		{"uinput to type with", func(t *testing.T, u *testenv.USBTree, cfg *config.Config) {
+			cfg.Scanners[0].Wedge = true
+			put(t, u.Dev("uinput"), "")
+			forAgent(t, u.Dev("uinput"), 0o660)
+		}, false, "", ""},
 		{"no port", func(t *testing.T, u *testenv.USBTree, _ *config.Config) {
 			if err := os.RemoveAll(filepath.Join(u.Folder("1-1"), "1-1:1.0/tty")); err != nil {
 				t.Fatal(err)

@@ -14,7 +14,7 @@ const (
 # After 60-autosuspend, whose power setting it replaces, and the groups of 50-udev-default; before 73-seat-late, so
 # that no seat is given what is tagged later, and before ModemManager's own rules, 77 and 80.
 # Rights go by vendor and product id alone, and to no keyboard that is not a scanner. What is not here, and
-# uinput for grab, is a file beside it that "scanonce udev" makes of the configuration.
+# uinput for grab and wedge, is a file beside it that "scanonce udev" makes of the configuration.
 `
 	localRules = `# For /etc/udev/rules.d/69-scanonce-local.rules: %s. Made by "scanonce udev".
 # Then: udevadm control --reload && udevadm trigger --action=change
@@ -79,8 +79,9 @@ func rulesOfIDs(ids []string) (string, error) {
 
 func rulesOfConfig(c *config.Config) (string, error) {
 	var devices []device.UdevDevice
-	grab := false
+	types := false // somebody's keys
 	for _, s := range c.Scanners {
+		types = types || s.Wedge || s.Transport == "hid-keyboard" && s.Mode == "grab"
 		if s.USB == "" {
 			continue
 		}
@@ -88,12 +89,11 @@ func rulesOfConfig(c *config.Config) (string, error) {
 		if err != nil {
 			return "", usage(err.Error(), "scanonce check-config tells where")
 		}
-		grab = grab || s.Transport == "hid-keyboard" && s.Mode == "grab"
 		devices = append(devices, device.UdevDevice{Title: "scanner " + s.ID, Vendor: sel.Vendor, Product: sel.Product, Rights: device.RightsFor(s.Transport, s.Mode)})
 	}
-	if len(devices) == 0 {
+	if len(devices) == 0 && !types {
 		return "", usage("cannot make rules: no scanner of the configuration has the key usb",
 			"name ids, such as 05e0:1701, or write usb into the scanner's table; scanonce devices shows both")
 	}
-	return fmt.Sprintf(localRules, "the scanners of the configuration") + device.UdevRules(devices, grab), nil
+	return fmt.Sprintf(localRules, "the scanners of the configuration") + device.UdevRules(devices, types), nil
 }

@@ -38,6 +38,7 @@ type Config struct {
 	Clock      Clock           `toml:"clock" doc:"The normalized clock."`
 	Audit      Audit           `toml:"audit" doc:"The audit trail."`
 	NDC        NDC             `toml:"ndc" reload:"yes" doc:"The directory that decides between the readings of a 10-digit NDC."`
+	Wedge      Wedge           `toml:"wedge" reload:"yes" doc:"How accepted scans of the scanners with wedge = true are typed."`
 	RxProfiles []RxProfile     `toml:"rx_profile" reload:"yes" doc:"A pharmacy's own prescription labels. One table for each kind of label."`
 	Scanners   []Scanner       `toml:"scanner" reload:"yes" doc:"One table for each scanner or base station."`
 
@@ -181,6 +182,13 @@ type NDC struct {
 	Directory string `toml:"directory" path:"optional" doc:"Index written by ndc import, or a text file with one hyphenated NDC a line. Empty: none."`
 }
 
+// Wedge says how accepted scans are typed.
+type Wedge struct {
+	Layout string `toml:"layout" enum:"us|uk|de|fr" doc:"The keyboard layout that the desktop is set to."`
+	GS     string `toml:"gs" doc:"What is typed where a code has GS, one character. GS itself is Ctrl+]. Empty: nothing."`
+	End    string `toml:"end" enum:"enter|tab|none" doc:"The key behind each scan."`
+}
+
 // RxProfile recognizes a pharmacy's own prescription labels.
 type RxProfile struct {
 	Name    string `toml:"name" doc:"Its name, unique: 1 to 32 of A-Z a-z 0-9 _ . -. Required."`
@@ -208,6 +216,7 @@ type Scanner struct {
 	RetryInterval    time.Duration   `toml:"retry_interval" range:"1ms:1m" doc:"acknak, ssi: how long it waits each time."`
 	MarksResends     bool            `toml:"marks_resends" doc:"The scanner marks what it sends again, as ssi does, with or without this key. Of an acknak scanner it says that nothing is sent again that could be taken for the next item."`
 	Shared           bool            `toml:"shared" doc:"Several agents hear this scanner under the same id."`
+	Wedge            bool            `toml:"wedge" doc:"Accepted scans are also typed, as if the scanner were a keyboard, without identifier, for an application that knows no other scanners. Not beside listen or grab, whose keys the application has."`
 	ScanType         window.ScanType `toml:"scan_type" doc:"What its scans are until the user says otherwise."`
 	Feedback         Feedback        `toml:"feedback"`
 }
@@ -241,6 +250,7 @@ func Default() *Config {
 		Batch:  Batch{Count: 10, Within: 2 * time.Second, RepeatHorizon: 2160 * time.Hour},
 		Clock:  Clock{Alarm: 5 * time.Minute},
 		Audit:  Audit{RetentionDays: 730},
+		Wedge:  Wedge{Layout: "us", GS: "\x1d", End: "enter"},
 	}
 }
 

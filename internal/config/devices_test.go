@@ -16,7 +16,7 @@ func TestDevicesDocument(t *testing.T) {
 	text, tables := "[agent]\nfacility_uuid = \"F\"\n", 0
 	for _, line := range strings.Split(string(b), "\n") {
 		code, ok := strings.CutPrefix(line, "    ")
-		if ok && (code == "[[scanner]]" || strings.Contains(code, " = ")) {
+		if ok && (strings.HasPrefix(code, "[") || strings.Contains(code, " = ")) {
 			text += code + "\n"
 		}
 		if ok && code == "[[scanner]]" {

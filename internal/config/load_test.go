@@ -154,6 +154,8 @@ var wrongFiles = []struct {
 	{"no URL", minimal + "[postgres]\ndsn = \"postgres://u:hunter2@db:port/x\"\n", []string{"4 postgres.dsn: it is no URL"}},
 	{"endpoint", minimal + "[dynamodb]\nendpoint = \"127.0.0.1:8000\"\ntable = \"\"\n", []string{"4 dynamodb.endpoint: no URL", "5 dynamodb.table: it is empty"}},
 
+	{"two characters for GS", minimal + "[wedge]\ngs = \"^]\"\n", []string{"4 wedge.gs: \"^]\" does not fit | \\u001d"}},
+	{"no ASCII for GS", minimal + "[wedge]\ngs = \"ß\"\n", []string{"4 wedge.gs: \"ß\" does not fit"}},
 	{"listening to the world", minimal + "[api]\nlisten = \"0.0.0.0:7411\"\n", []string{"4 api.listen: \"0.0.0.0:7411\" is not a loopback address | 127.0.0.1:7411"}},
 	{"listening on all", minimal + "[api]\nlisten = \":7411\"\n", []string{"4 api.listen: not a loopback address"}},
 	{"listening by name", minimal + "[api]\nlisten = \"pms.local:7411\"\n", []string{"4 api.listen: not a loopback address"}},
@@ -540,6 +542,9 @@ func TestRulesOfUSBScanners(t *testing.T) {
 		{"keyboard grabbed", scannerTable("A", keyboard+"mode = \"grab\"\nlayout = \"fr\"\n"), "", ""},
 		{"keyboard taken away", scannerTable("A", keyboard+"mode = \"exclusive\"\n"), "7 scanner.A.mode: exclusive takes a keyboard away from everything else", "force = true"},
 		{"keyboard taken away on purpose", scannerTable("A", keyboard+"mode = \"exclusive\"\nforce = true\n"), "", ""},
+		{"keyboard typed once more", scannerTable("A", keyboard+"mode = \"grab\"\nwedge = true\n"), "8 scanner.A.wedge: the application has the keys of a hid-keyboard that is not exclusive already: each scan would be typed twice", "leave wedge out"},
+		{"HID-POS typed", scannerTable("A", pos+"wedge = true\n"), "", ""},
+		{"keyboard taken away and typed", scannerTable("A", keyboard+"mode = \"exclusive\"\nforce = true\nwedge = true\n"), "", ""},
 		{"layout", scannerTable("A", keyboard+"layout = \"dvorak\"\n"), "7 scanner.A.layout: \"dvorak\" is none of its values", "\"us\", \"uk\", \"de\" or \"fr\""},
 		{"any keyboard", scannerTable("A", "transport = \"hid-keyboard\"\n"), "3 scanner.A.usb: a USB scanner needs usb", "no other keyboard is touched"},
 		{"whatever is at a port", scannerTable("A", "transport = \"hid-pos\"\nport = \"1-1\"\n"), "3 scanner.A.usb: a USB scanner needs usb", "usb = \"vvvv:pppp\""},

@@ -80,12 +80,12 @@ forward.batch=500 forward.backoff_min="100ms" forward.backoff_max="5s" forward.r
 api.socket="/run/scanonce/scanonce.sock" api.socket_group="scanonce" api.listen="" api.token_file="" api.allowed_hosts=["localhost",_"127.0.0.1"] api.allowed_origins=[]
 events.max_events=10000 events.retention="24h"
 batch.count=10 batch.within="2s" batch.repeat_horizon="2160h"
-clock.alarm="5m" audit.retention_days=730 ndc.directory=""
+clock.alarm="5m" audit.retention_days=730 ndc.directory="" wedge.layout="us" wedge.gs="\u001D" wedge.end="enter"
 rx_profile[0].name="" rx_profile[0].pattern=""
 scanner[0].id="" scanner[0].transport="serial" scanner[0].path="" scanner[0].usb="" scanner[0].port="" scanner[0].mode="exclusive" scanner[0].force=false
 scanner[0].baud=9600 scanner[0].framing="line" scanner[0].inter_byte_timeout="200ms" scanner[0].layout="us" scanner[0].gs_substitute="" scanner[0].gun_digits=0
 scanner[0].bare_digits="" scanner[0].symbology_prefix="" scanner[0].retries=0 scanner[0].retry_interval="2s" scanner[0].marks_resends=false scanner[0].shared=false
-scanner[0].scan_type="dispense" scanner[0].feedback.good="" scanner[0].feedback.duplicate="" scanner[0].feedback.reject="" scanner[0].feedback.profile=""`)
+scanner[0].wedge=false scanner[0].scan_type="dispense" scanner[0].feedback.good="" scanner[0].feedback.duplicate="" scanner[0].feedback.reject="" scanner[0].feedback.profile=""`)
 	var got []string
 	for _, s := range prototype().sections() {
 		for _, f := range s.fields {
@@ -260,7 +260,7 @@ func TestNeedsRestart(t *testing.T) {
 	for _, s := range b.sections() {
 		for _, f := range s.fields {
 			section, _, _ := strings.Cut(element.ReplaceAllString(f.path, ""), ".")
-			live := f.path == "agent.log_level" || slices.Contains([]string{"scanner", "window", "counter", "rx_profile", "batch", "ndc"}, section)
+			live := f.path == "agent.log_level" || slices.Contains([]string{"scanner", "window", "counter", "rx_profile", "batch", "ndc", "wedge"}, section)
 			if slices.Contains(got, f.path) == live {
 				t.Errorf("%s: live %v, in the list %v", f.path, live, !live)
 			}

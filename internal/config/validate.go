@@ -54,6 +54,9 @@ func (c *Config) problems() Errors {
 	k.api()
 	k.rxProfiles()
 	k.scanners()
+	if gs := k.c.Wedge.GS; len(gs) > 1 || gs > "\x7f" {
+		k.add("wedge.gs", asText(gs)+" does not fit", "write one ASCII character, \"\\u001d\" for GS itself, or \"\"")
+	}
 	return k.errs.sorted()
 }
 
@@ -416,6 +419,9 @@ func (k *checker) scanners() {
 			}
 		}
 		k.scannerMode(path, s)
+		if s.Wedge && s.Transport == "hid-keyboard" && s.Mode != "exclusive" {
+			k.add(path+".wedge", "the application has the keys of a hid-keyboard that is not exclusive already: each scan would be typed twice", "leave wedge out")
+		}
 		k.scannerContent(path, s)
 	}
 }

@@ -101,7 +101,13 @@ type counter struct {
 // newCounter starts an agent with these tables for its scanners, and follows it.
 func newCounter(t *testing.T, scanners string) *counter {
 	t.Helper()
-	c := &counter{t: t, home: newHome(t, scanners)}
+	return counterAt(t, newHome(t, scanners))
+}
+
+// counterAt starts the agent of a home, and follows it.
+func counterAt(t *testing.T, h *testenv.Home) *counter {
+	t.Helper()
+	c := &counter{t: t, home: h}
 	began := time.Now()
 	c.home.Call(t, "version")
 	t.Logf("a process takes %v to start", time.Since(began).Round(time.Millisecond))

@@ -1,0 +1,115 @@
+package agent
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	"scanonce/device"
+	"scanonce/internal/config"
+)
+
+// wedge types accepted scans for applications that know scanners as keyboards only. It runs while a scanner of the
+// configuration wants it.
+type wedge struct {
+	a    *agent
+	make func(device.WedgeConfig, func(error)) (typist, error)
+
+	mu      sync.Mutex
+	cfg     config.Wedge
+	typist  typist // nil: nobody wants it
+	stop    func()
+	stopped bool // for good
+	before  device.WedgeStats
+}
+
+// typist is a device.Wedge.
+type typist interface {
+	Run(context.Context)
+	Type([]byte)
+	Stats() device.WedgeStats
+}
+
+func newWedge(a *agent) *wedge {
+	return &wedge{a: a, make: func(cfg device.WedgeConfig, notice func(error)) (typist, error) { return device.NewWedge(cfg, notice) }}
+}
+
+// reconfigure starts, stops and restarts it.
+func (w *wedge) reconfigure(cfg *config.Config) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	wanted := !w.stopped && slices.ContainsFunc(cfg.Scanners, func(s config.Scanner) bool { return s.Wedge })
+	if wanted == (w.typist != nil) && (!wanted || cfg.Wedge == w.cfg) {
+		return
+	}
+	w.end()
+	if !wanted {
+		return
+	}
+	w.cfg = cfg.Wedge
+	typist, err := w.make(device.WedgeConfig{Root: w.a.opts.USBRoot, Layout: w.cfg.Layout, GS: w.cfg.GS, End: w.cfg.End}, w.notice)
+	if err != nil {
+		w.notice(err)
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		typist.Run(ctx)
+	}()
+	w.typist, w.stop = typist, func() { cancel(); <-done }
+}
+
+// end needs mu.
+func (w *wedge) end() {
+	if w.typist == nil {
+		return
+	}
+	w.stop()
+	w.before = w.figures()
+	w.typist = nil
+	w.a.alarms.clear(alarmWedge)
+}
+
+// close ends it for good.
+func (w *wedge) close() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stopped = true
+	w.end()
+}
+
+// typeText types, if anybody wants it. It does not wait.
+func (w *wedge) typeText(text []byte) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.typist != nil {
+		w.typist.Type(text)
+	}
+}
+
+func (w *wedge) stats() device.WedgeStats {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.figures()
+}
+
+// figures needs mu.
+func (w *wedge) figures() device.WedgeStats {
+	st := w.before
+	if w.typist != nil {
+		now := w.typist.Stats()
+		st.Typed, st.Lost = st.Typed+now.Typed, st.Lost+now.Lost
+	}
+	return st
+}
+
+// notice tells that scans are not typed, or are again.
+func (w *wedge) notice(err error) {
+	if err == nil {
+		w.a.alarms.clear(alarmWedge)
+		return
+	}
+	w.a.alarms.set(alarmWedge, err.Error()+"; scans are counted all the same, and not typed later", "mend it, and until then type what the application needs by hand")
+}
