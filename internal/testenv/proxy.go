@@ -40,7 +40,7 @@ type ProxyStats struct {
 	Open      int   // connections now
 	Dropped   int   // connections that the proxy ended by a fault
 	Swallowed int   // replies
-	Up, Down  int64 // bytes forwarded to the server, to the client
+	Up, Down  int64 // bytes sent on to the server, to the client
 }
 
 // Proxy stands between a client and a TCP server and makes faults. Its port stays its own while it refuses.
@@ -372,10 +372,8 @@ func (p *Proxy) pumpUp(c *proxied) {
 			p.spring(c, buf[:n])
 			server := c.peer()
 			if server != nil {
-				_, werr := server.Write(buf[:n])
-				if werr == nil {
-					p.count(int64(n), 0)
-				} else if !c.isHalf() {
+				p.count(int64(n), 0) // before the answer to it can come
+				if _, err := server.Write(buf[:n]); err != nil && !c.isHalf() {
 					return
 				}
 			}
@@ -427,10 +425,10 @@ func (p *Proxy) pumpDown(c *proxied) {
 			}
 			p.late(c)
 			if c.trapped() == nil {
+				p.count(0, int64(n))
 				if _, werr := c.client.Write(buf[:n]); werr != nil {
 					return
 				}
-				p.count(0, int64(n))
 			}
 		}
 		if err == nil {
