@@ -180,7 +180,7 @@ func (s *supervisor) run(ctx context.Context) error {
 		}
 		ready()
 		if again {
-			s.crashes, quiet = 0, false
+			fails, s.crashes, quiet = 0, 0, false
 			continue
 		}
 		st := s.snapshot().State
@@ -191,7 +191,7 @@ func (s *supervisor) run(ctx context.Context) error {
 		}
 		fails++
 		if s.wait(ctx, w, retry.C) {
-			s.crashes, quiet = 0, false
+			fails, s.crashes, quiet = 0, 0, false // what failed so far was another device, or in another place
 		} else {
 			quiet = src == nil && (st == Backoff || st == Quarantined)
 		}

@@ -549,6 +549,42 @@ func (fakeWatch) arm()                       {}
 func (w fakeWatch) changed() <-chan struct{} { return w }
 func (fakeWatch) close()                     {}
 
+// How often a scanner was looked for in vain does not count once it is plugged in: when its first session fails, it is
+// soon tried again.
+func TestBackoffBeginsAnewWithAChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := make(fakeWatch, 1)
+		src := newFakeSource()
+		plugged := false
+		b := newWatchedBench(t, SerialConfig{}, func() (Source, error) {
+			if !plugged {
+				return nil, errors.New("cannot open: no such device")
+			}
+			return src, nil
+		}, w)
+		for range 20 {
+			time.Sleep(5 * time.Minute)
+			synctest.Wait()
+			before := len(b.opener.tries())
+			plugged = true
+			w <- struct{}{}
+			time.Sleep(time.Second)
+			synctest.Wait()
+			plugged = false
+			fail := b.clock.Now().Boot
+			src.fail <- errUnplugged
+			src = newFakeSource()
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			tries := b.opener.tries()[before:]
+			if len(tries) < 2 || tries[1]-fail > backoffFirst {
+				t.Fatalf("failed at %v, tried at %v", fail, tries[:2])
+			}
+		}
+		b.stop(t)
+	})
+}
+
 // A sign of the new device may come before the old one is known to be gone; it cuts the wait all the same.
 func TestChangeCutsTheWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -230,3 +230,58 @@ func TestWhatIsNoStoredBatch(t *testing.T) {
 	}
 	quiet(t, h)
 }
+
+// What a person decides while the stores are away, and the agent is killed then, holds when they are back.
+func TestStoredBatchDecidedInAnOutage(t *testing.T) {
+	t.Parallel()
+	c := newCentral(t)
+	h, p, _, g := c.bench(t, testenv.Setup{})
+	labels := memory(20, "A1")
+	g.dump(labels)
+	_, at := g.batch(0)
+	if rows, _ := c.settled(t, h); len(rows) != 20 {
+		t.Fatalf("%d rows of the first copy", len(rows))
+	}
+	for _, tc := range []struct {
+		what, answer string
+		body         any
+	}{
+		{"confirm", `{"accepted":20}`, map[string]any{}},
+		{"discard", `{"discarded":20}`, map[string]string{"by": "R. Okafor"}},
+	} {
+		pace(t, 3500*time.Millisecond) // out of the window
+		c.mode(t, testenv.Refuse)
+		g.dump(labels)
+		var e testenv.Event
+		if e, at = g.batch(at); !e.Repeat || e.Held != 20 {
+			t.Fatalf("the copy is told as %s", e.Data)
+		}
+		for range 2 { // the answer to the first may be lost with the agent
+			if code, body := decide(t, h, e.BatchID, tc.what, tc.body); code != http.StatusOK || body != tc.answer {
+				t.Errorf("%s: %d %s", tc.what, code, body)
+			}
+			p.Kill()
+			p = h.Start(t)
+			g.reading()
+		}
+		if n := c.count(t, "SELECT count(*) FROM scan_ledger"); n != 20 && tc.what == "confirm" {
+			t.Errorf("%d rows in the outage", n)
+		}
+		c.mode(t, testenv.Pass)
+		s := h.Await(t, "an end of what is pending", waitOnline)
+		if s.Counts.Committed != 40 || s.Counts.Held != 0 || s.Balance() != "" || s.Alarm("batch_held") != nil {
+			t.Errorf("%s: %+v", tc.what, s.Counts)
+		}
+		discarded := s.Counts.Discarded
+		c.await(t, "the audit lines to arrive", func() bool {
+			return int64(c.count(t, "SELECT count(*) FROM scan_audit_line WHERE outcome = 'discarded' AND ref IS NULL")) >= discarded
+		})
+		rows, lines := h.Ledger(t), h.Audit(t)
+		checkStores(t, rows, lines)
+		if len(rows) != 40 || tc.what == "confirm" && discarded != 0 || tc.what == "discard" && (discarded != 20 || len(linesOf(lines, "discarded")) != 20) {
+			t.Errorf("%s: %d rows, %d discarded, %d lines of that", tc.what, len(rows), discarded, len(linesOf(lines, "discarded")))
+		}
+		c.join(t)
+		verified(t, h)
+	}
+}
