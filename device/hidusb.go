@@ -76,7 +76,7 @@ func nodeError(node string, r hidRequest, err error) error {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO):
 		return hidErrorf(hidGone, "cannot find %s: plug the scanner in", node)
 	case errors.Is(err, fs.ErrPermission):
-		return hidErrorf(hidRefuse, "cannot open %s: %v: give the agent's user the right to %04x:%04x by a udev rule", node, err, r.Vendor, r.Product)
+		return hidErrorf(hidRefuse, "cannot open %s: %v: give the agent's user the right to %04x:%04x with the rules of scanonce udev", node, err, r.Vendor, r.Product)
 	}
 	return hidErrorf(hidFailed, "cannot open %s: %v", node, err)
 }

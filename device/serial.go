@@ -107,7 +107,7 @@ func openHint(err error) string {
 	var pe *serial.PortError
 	switch {
 	case errors.Is(err, fs.ErrPermission):
-		return ": give the agent's user the group of the port (often dialout)"
+		return ": give the agent's user the group of the port (often dialout), or the right to it with the rules of scanonce udev"
 	case errors.Is(err, unix.EBUSY):
 		return ": another program holds the port; stop it"
 	case errors.As(err, &pe) && pe.Code() == serial.InvalidSerialPort:

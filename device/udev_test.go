@@ -60,7 +60,7 @@ func TestUdevRules(t *testing.T) {
 	}, true)
 	want := `ACTION=="remove", GOTO="scanonce_end"
 
-# Whoever may write to it can type anything. Only grab needs it, to pass a scanner's keys on.
+# Whoever may write to it can type anything. Only grab and wedge need it, to type what was scanned.
 SUBSYSTEM=="misc", KERNEL=="uinput", GROUP="scanonce", MODE="0660", OPTIONS+="static_node=uinput"
 
 SUBSYSTEM!="usb|tty|hidraw|input", GOTO="scanonce_end"

@@ -37,7 +37,7 @@ func openUinput(root, what, instead string) (*os.File, error) {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV):
 		return nil, hidErrorf(hidRefuse, `%s: there is no %s: load the module uinput, or %s`, what, node, instead)
 	case errors.Is(err, fs.ErrPermission):
-		return nil, hidErrorf(hidRefuse, `%s: %s: %v: give the agent's user the right to it by a udev rule, or %s`, what, node, err, instead)
+		return nil, hidErrorf(hidRefuse, `%s: %s: %v: give the agent's user the right to it with the rules of scanonce udev, or %s`, what, node, err, instead)
 	case err != nil:
 		return nil, hidErrorf(hidFailed, "%s: %s: %v", what, node, err)
 	}
