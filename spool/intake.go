@@ -165,6 +165,9 @@ func (b *Batch) Decide(c *Candidate) (Decision, error) {
 	}
 	if err := s.room(len(b.records), winner != nil); err != nil {
 		b.rollback(mark)
+		if reason != ReasonResend {
+			b.Between(id.Scanner)
+		}
 		return Decision{}, err
 	}
 	r := &Record{Seq: s.next + uint64(len(b.records)), Event: newEvent(c.At.T), Physical: c.Physical, Scanner: id.Scanner,
@@ -209,8 +212,11 @@ func (b *Batch) Decide(c *Candidate) (Decision, error) {
 func (b *Batch) repeated(c *Candidate, keys *idem.Keys, perhaps, suspect bool) (*acceptance, string) {
 	s := b.s
 	var winner *acceptance
+	// What is marked repeats the frame before, and what was refused or unreadable was one too.
+	before := s.recent.before[c.Identity.Scanner]
+	marked := c.Resend && before != nil && before.acc.physical == c.Physical
 	if perhaps {
-		winner = s.recent.match(c.Physical, c.At.Boot, c.Act, c.Resend)
+		winner = s.recent.match(c.Physical, c.At.Boot, c.Act, marked)
 	}
 	if winner == nil {
 		if a := s.recent.resent(c); a != nil {
@@ -229,7 +235,7 @@ func (b *Batch) repeated(c *Candidate, keys *idem.Keys, perhaps, suspect bool) (
 		}
 	}
 	switch {
-	case winner != nil && c.Resend:
+	case winner != nil && marked:
 		return winner, ReasonResend
 	case winner == nil && perhaps && c.Shared && !c.Again && !suspect:
 		winner = s.recent.holder(keys)
@@ -324,6 +330,11 @@ func (b *Batch) Commit() error {
 		b.undoRuns(b.records[0].Seq)
 	}
 	b.rollback(0)
+	for _, r := range b.records {
+		if r.Reason != ReasonResend { // refused: it comes again, and is no resend of what was before it
+			delete(s.recent.before, r.Scanner)
+		}
+	}
 	if errors.Is(err, ErrDiskFull) || errors.Is(err, ErrClosed) {
 		return &CommitError{Err: err, NoSpace: IsNoSpace(err)}
 	}

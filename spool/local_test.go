@@ -135,6 +135,7 @@ func TestActOfTheUserInBetween(t *testing.T) {
 				}
 				c := r.candidate("A")
 				c.Act, c.Resend = act, s.resend
+				c.Heard, c.Resends = true, Resends{Interval: 2 * time.Second, Marked: true}
 				if s.typ != 0 {
 					c.Identity.Type = s.typ
 				}

@@ -1,8 +1,11 @@
 package spool
 
 import (
+	"errors"
 	"testing"
 	"time"
+
+	"scanonce/window"
 )
 
 // A device that waits for answers sends its last message again; by its mark, or by when it comes, it is known beyond the
@@ -48,6 +51,73 @@ func TestResends(t *testing.T) {
 				if d := r.scan(cand); d.Record.Reason != s.reason {
 					t.Errorf("step %d: %q, want %q", i, d.Record.Reason, s.reason)
 				}
+			}
+		})
+	}
+}
+
+// What a scanner marks repeats the frame before. If that was damaged or refused, it is no resend of what was accepted
+// before, and the user's act in between counts.
+func TestMarkedBehindWhatWasNotTaken(t *testing.T) {
+	how := Resends{Interval: 2 * time.Second, Marked: true}
+	for name, between := range map[string]struct {
+		lost func(r *rig, c Candidate)
+		want string // reason of the marked frame that follows; "" is a movement
+	}{
+		"damaged": {func(r *rig, _ Candidate) { r.spool.NewBatch().Between("SCN-04") }, ""},
+		"refused by the disk": {func(r *rig, c Candidate) {
+			b := r.spool.NewBatch()
+			r.decide(b, c)
+			r.sabotage()
+			if b.Commit() == nil {
+				t.Fatal("committed")
+			}
+		}, ""},
+		"refused for want of room": {func(r *rig, c Candidate) {
+			r.spool.reserve = reserveSpent
+			if _, err := r.spool.NewBatch().Decide(&c); !errors.Is(err, ErrDiskFull) {
+				t.Fatal(err)
+			}
+			r.spool.reserve = reserveKept
+		}, ""},
+		"a resend that the disk refused": {func(r *rig, c Candidate) {
+			b := r.spool.NewBatch()
+			c.Resend = true
+			r.decide(b, c)
+			r.sabotage()
+			if b.Commit() == nil {
+				t.Fatal("committed")
+			}
+		}, ReasonResend},
+		"a resend for which there was no room": {func(r *rig, c Candidate) {
+			r.spool.reserve = reserveSpent
+			c.Resend = true
+			if _, err := r.spool.NewBatch().Decide(&c); !errors.Is(err, ErrDiskFull) {
+				t.Fatal(err)
+			}
+			r.spool.reserve = reserveKept
+		}, ReasonResend},
+		"nothing": {func(*rig, Candidate) {}, ReasonResend},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			candidate := func() Candidate {
+				c := r.candidate("a")
+				c.Heard, c.Resends = true, how
+				return c
+			}
+			r.wantNew(r.scan(candidate()), "dispensed")
+			r.os.pass(700 * time.Millisecond)
+			act := r.os.boot // the API sets the type: nothing comes from the scanner
+			r.os.pass(700 * time.Millisecond)
+			c := candidate()
+			c.Act, c.Identity.Type = act, window.Return
+			between.lost(r, c)
+			r.os.pass(50 * time.Millisecond)
+			c = candidate()
+			c.Act, c.Identity.Type, c.Resend = act, window.Return, true
+			if d := r.scan(c); d.Record.Reason != between.want {
+				t.Errorf("%q, want %q", d.Record.Reason, between.want)
 			}
 		})
 	}
