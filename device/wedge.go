@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 	"unicode"
@@ -16,9 +17,10 @@ import (
 )
 
 const (
-	// wedgeQueue is how many texts wait for their turn. A long one takes half a second; who scans faster than that for
-	// so long is not watching what the application does with it.
+	// wedgeQueue is how many texts wait for their turn.
 	wedgeQueue = 16
+	// wedgeLate is how long after its scan a text is typed at the latest. A long one takes a second.
+	wedgeLate = 3 * time.Second
 	// wedgePace is the time between two keys. A reader that the kernel's events have to wait for has room for 64 of them
 	// (drivers/input/evdev.c), up to nine a key, and loses all when there are more.
 	wedgePace = 8 * time.Millisecond
@@ -38,17 +40,28 @@ type WedgeConfig struct {
 }
 
 // Wedge is a keyboard of the kernel's (uinput) that types texts, for applications that know scanners as keyboards
-// only. A text is typed at once or never: whoever has the focus later must not get it.
+// only. A text is typed within 3 s of its scan or not at all: whoever has the focus later must not get it.
 type Wedge struct {
-	cfg    WedgeConfig
-	keys   *keymap
+	cfg   WedgeConfig
+	keys  *keymap
+	clock Clock
+	open  func() (*os.File, error)
+	queue chan typing
+	ready atomic.Bool
+	caps  atomic.Bool
+	typed atomic.Uint64
+	lost  atomic.Uint64
+
+	mu     sync.Mutex // held while notice runs, so that what is told last is true
 	notice func(error)
-	open   func() (*os.File, error)
-	queue  chan []stroke
-	ready  atomic.Bool
-	caps   atomic.Bool
-	typed  atomic.Uint64
-	lost   atomic.Uint64
+	failed uint64 // how often one was told
+}
+
+// typing is a text on its way.
+type typing struct {
+	strokes []stroke
+	at      time.Duration // boottime of its scan
+	failed  uint64        // the failures before it
 }
 
 // WedgeStats are a Wedge's figures since it was made.
@@ -57,15 +70,20 @@ type WedgeStats struct {
 }
 
 // NewWedge makes a wedge. notice gets, from any goroutine, why it cannot type, and nil once it can again.
-func NewWedge(cfg WedgeConfig, notice func(error)) (*Wedge, error) {
+func NewWedge(cfg WedgeConfig, clock Clock, notice func(error)) (*Wedge, error) {
 	keys, err := newKeymap(cfg.Layout)
 	if err != nil {
 		return nil, err
 	}
+	for key, r := range keys.altGr { // on a desktop of Linux no key is dead with AltGr (xkeyboard-config)
+		if dead(r) {
+			keys.altGr[key] = accent(r)
+		}
+	}
 	if r, n := utf8.DecodeRuneInString(cfg.GS); n != len(cfg.GS) || r == utf8.RuneError && n > 0 {
 		return nil, fmt.Errorf("cannot type %q for GS: write one character, or nothing", cfg.GS)
 	}
-	w := &Wedge{cfg: cfg, keys: keys, notice: notice, queue: make(chan []stroke, wedgeQueue)}
+	w := &Wedge{cfg: cfg, keys: keys, clock: clock, notice: notice, queue: make(chan typing, wedgeQueue)}
 	w.open = func() (*os.File, error) { return newWedgeKeyboard(cfg.Root) }
 	if _, err := w.strokes([]byte("\x1d")); err != nil {
 		return nil, err
@@ -73,23 +91,44 @@ func NewWedge(cfg WedgeConfig, notice func(error)) (*Wedge, error) {
 	return w, nil
 }
 
-// Type queues a text. It does not wait; what cannot be typed now is lost, and the notice tells why.
-func (w *Wedge) Type(text []byte) {
+// Type queues the text of a scan, which came at the instant at by the boottime. It does not wait; what cannot be typed now
+// is lost, and the notice tells why.
+func (w *Wedge) Type(text []byte, at time.Duration) {
+	w.mu.Lock()
+	failed := w.failed
+	w.mu.Unlock()
 	strokes, err := w.strokes(text)
 	switch {
 	case err != nil:
 	case !w.ready.Load():
 		w.lost.Add(1) // why was told when it came
 		return
+	case time.Duration(len(strokes))*wedgePace > wedgeLate:
+		err = fmt.Errorf("cannot type a scan: it takes more than %v", wedgeLate)
 	default:
 		select {
-		case w.queue <- strokes:
+		case w.queue <- typing{strokes, at, failed}:
 			return
 		default:
 			err = errors.New("cannot type a scan: too many wait to be typed")
 		}
 	}
+	w.fail(err)
+}
+
+// fail tells that a text is lost.
+func (w *Wedge) fail(err error) {
 	w.lost.Add(1)
+	w.tell(err)
+}
+
+// tell tells of a failure, or, by nil, of its end.
+func (w *Wedge) tell(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err != nil {
+		w.failed++
+	}
 	w.notice(err)
 }
 
@@ -109,7 +148,7 @@ func (w *Wedge) Run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		w.notice(err)
+		w.tell(err)
 		if !wait(ctx, retry) {
 			return
 		}
@@ -134,7 +173,7 @@ func (w *Wedge) serve(ctx context.Context, keyboard *os.File) error {
 	w.ready.Store(true)
 	defer w.forget() // nothing is typed late
 	defer w.ready.Store(false)
-	w.notice(nil)
+	w.tell(nil)
 	if !wait(ctx, wedgeSettle) {
 		return nil
 	}
@@ -142,22 +181,51 @@ func (w *Wedge) serve(ctx context.Context, keyboard *os.File) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case strokes := <-w.queue:
-			for _, s := range strokes {
-				for _, report := range s.reports(w.caps.Load()) {
-					if _, err := keyboard.Write(report); err != nil {
-						w.lost.Add(1)
-						return fmt.Errorf("cannot type on %s: %w", keyboard.Name(), err)
-					}
-				}
-				if !wait(ctx, wedgePace) {
-					w.lost.Add(1)
-					return nil
-				}
+		case text := <-w.queue:
+			switch err := w.play(ctx, keyboard, text); {
+			case err == nil:
+				w.typed.Add(1)
+				w.played(text)
+			case errors.Is(err, errLate):
+				w.fail(err)
+			default:
+				w.lost.Add(1)
+				return err
 			}
-			w.typed.Add(1)
-			w.notice(nil)
 		}
+	}
+}
+
+var errLate = errors.New("cannot type a scan: the machine, or what was typed before it, left no time for it")
+
+// play types a text. The error is errLate if that came too late, or was interrupted for too long.
+func (w *Wedge) play(ctx context.Context, keyboard *os.File, text typing) error {
+	left := time.Duration(len(text.strokes)) * wedgePace
+	if w.clock.Now().Boot-text.at+left > wedgeLate {
+		return errLate
+	}
+	for _, s := range text.strokes {
+		if w.clock.Now().Boot-text.at > 2*wedgeLate { // the machine slept
+			return errLate
+		}
+		for _, report := range s.reports(w.caps.Load()) {
+			if _, err := keyboard.Write(report); err != nil {
+				return fmt.Errorf("cannot type on %s: %w", keyboard.Name(), err)
+			}
+		}
+		if !wait(ctx, wedgePace) {
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// played tells the end of the failures that came before a text.
+func (w *Wedge) played(text typing) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.failed == text.failed {
+		w.notice(nil)
 	}
 }
 
@@ -299,37 +367,29 @@ func (m *keymap) strokes(r rune) ([]stroke, bool) {
 
 // stroke is the one key that types r, not on the keypad, whose digits NumLock decides.
 func (m *keymap) stroke(r rune) (stroke, bool) {
-	try := func(key byte) (stroke, bool) {
-		letter := m.plain[key] != m.shift[key] && unicode.ToUpper(m.plain[key]) == m.shift[key]
-		switch r {
-		case m.plain[key]:
-			return stroke{key: key, letter: letter}, true
-		case m.shift[key]:
-			return stroke{key: key, shift: true, letter: letter}, true
-		case m.altGr[key]:
-			return stroke{key: key, altGr: true}, true
-		}
-		return stroke{}, false
-	}
 	if r == 0 || r < ' ' && !strings.ContainsRune("\r\t\b\x1b", r) {
 		return m.controlStroke(r)
 	}
-	for key := byte(keyA); key <= keySlash; key++ {
-		if s, ok := try(key); ok {
-			return s, true
-		}
-	}
-	return try(keyNonUS)
-}
-
-// controlStroke types a control character with Ctrl, as scanners do.
-func (m *keymap) controlStroke(r rune) (stroke, bool) {
-	for key := byte(keyA); key <= keySlash; key++ {
-		if c, ok := m.control(key, false); ok && c == r {
-			return stroke{key: key, ctrl: true}, true
+	for _, level := range []struct {
+		chars *[keypadEqual + 1]rune
+		with  stroke
+	}{{&m.plain, stroke{}}, {&m.shift, stroke{shift: true}}, {&m.altGr, stroke{altGr: true}}} {
+		for key := byte(keyA); key <= keyNonUS; key++ {
+			if level.chars[key] == r && linuxKey(key) != 0 {
+				s := level.with
+				s.key, s.letter = key, !s.altGr && m.plain[key] != m.shift[key] && unicode.ToUpper(m.plain[key]) == m.shift[key]
+				return s, true
+			}
 		}
 	}
 	return stroke{}, false
+}
+
+// controlStroke types a control character with Ctrl and the key of the character that it is the control of.
+func (m *keymap) controlStroke(r rune) (stroke, bool) {
+	s, ok := m.stroke(unicode.ToLower(r + '@'))
+	s.ctrl = true
+	return s, ok
 }
 
 // newWedgeKeyboard makes the kernel's keyboard.

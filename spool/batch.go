@@ -327,6 +327,15 @@ func (t *batches) finish(r *run) {
 	t.ended = append(t.ended, told)
 }
 
+// MayRepeat is the number of the first record of a scanner that may still turn out to repeat a stored batch, 0 for none.
+// Only the intake calls it.
+func (s *Spool) MayRepeat(scanner string) uint64 {
+	if r := s.batches.runs[scanner]; r != nil {
+		return r.pending(&s.batches.rule)
+	}
+	return 0
+}
+
 // SetBatches takes a new rule over. The intake calls it.
 func (s *Spool) SetBatches(rule BatchRule) { s.batches.rule = rule }
 

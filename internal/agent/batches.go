@@ -33,6 +33,7 @@ func (p *pipeline) lapse() {
 		p.a.metrics.batches.WithLabelValues(fmt.Sprint(b.Repeat)).Inc()
 		p.a.tell(events.Entry{Kind: "batch", At: b.At, Body: batchBody{b.ID.String(), b.Scanner, b.Count, b.Repeat, b.Held}})
 	}
+	p.typeNow()
 	if err := p.a.spool.KeepBatches(); err != nil { // after the telling, so that a kill leaves none without its event
 		p.a.log.Warn("cannot keep what a scanner has sent", "error", err)
 	}

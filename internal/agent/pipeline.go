@@ -50,6 +50,7 @@ type pipeline struct {
 	tight   bool                 // the spool was over its warning mark at the last turn
 	failing string               // the alarm of the last commit, if it failed
 	oldNDC  bool                 // an alarm says that the NDC directory is old
+	later   []lateText           // to be typed, once it is known not to repeat a stored batch
 
 	mu       sync.Mutex
 	scanners map[string]*scanner // by full id, gun address included
@@ -101,7 +102,11 @@ type userState struct {
 		equal   time.Duration
 	}
 	accepted time.Duration // boottime of the last scan that was, 0 for none
-	past     pastLabel
+	typed    struct {      // the last text typed that names no item
+		element idem.Key
+		at      time.Duration
+	}
+	past pastLabel
 }
 
 // told is a duplicate that the user has been told of and may declare a movement of its own.
@@ -366,11 +371,20 @@ func (p *pipeline) frame(b *spool.Batch, f device.Frame) {
 	case f.Fault == device.TooLong:
 		p.reject(b, &o, capture.TooLong, "The data is longer than any label a pharmacy scans: check what the scanner is set to send behind each code.")
 	case f.Fault != "":
-		p.notAccepted(b, &o, "incomplete", "Only a part of a scan arrived: scan again, and check the cable and the scanner's suffix setting.")
+		p.notAccepted(b, &o, "incomplete", incomplete(s.cfg))
 	default:
 		p.content(b, s, &o)
 	}
 	p.out = append(p.out, o)
+}
+
+// incomplete says what to do. A scanner of packets sends again by itself what was damaged: whoever scanned as well would
+// count twice.
+func incomplete(c *config.Scanner) string {
+	if c.Framing == string(device.SSI) {
+		return "Only a part of a scan arrived. The scanner sends it again by itself: scan again only if no tone follows, and check the cable."
+	}
+	return "Only a part of a scan arrived: scan again, and check the cable and the scanner's suffix setting."
 }
 
 func (p *pipeline) content(b *spool.Batch, s *scanner, o *outcome) {
@@ -402,8 +416,8 @@ func (p *pipeline) content(b *spool.Batch, s *scanner, o *outcome) {
 	if o.post == nil && (!refusal.OK() || !sc.IsMovement()) {
 		p.between(b, s.cfg.ID)
 	}
-	if refusal.OK() && s.cfg.Wedge && o.live && o.post == nil && sc.Kind != capture.KindCommand {
-		o.text = bytes.Clone(sc.Element()[len(sc.Symbology):])
+	if refusal.OK() && s.cfg.Wedge && o.post == nil && sc.Kind != capture.KindCommand {
+		o.text = p.toType(s, f)
 	}
 	if !refusal.OK() {
 		p.reject(b, o, refusal.Kind, refusal.Detail)
@@ -421,6 +435,37 @@ func (p *pipeline) content(b *spool.Batch, s *scanner, o *outcome) {
 		p.movement(b, s, o)
 	}
 }
+
+// toType is what is typed of the scan, if it is accepted: its data without identifier. Nothing of a text that names no item
+// and repeats the one before: no record says so of it.
+func (p *pipeline) toType(s *scanner, f *device.Frame) []byte {
+	sc := &p.scan
+	if !sc.IsMovement() {
+		element := idem.PhysicalKey(s.id, sc.Element())
+		typ, _ := s.session.Current(f.At.Boot)
+		span := p.cfg.Window.For(typ).Width
+		if f.Resend {
+			span = max(span, typedResend)
+		}
+		if s.typed.element == element && f.At.Boot-s.typed.at < span {
+			return nil
+		}
+		p.keep(s)
+		s.typed.element, s.typed.at = element, f.At.Boot
+	}
+	text := bytes.Clone(sc.Element()[len(sc.Symbology):])
+	if c := s.profile.GSSubstitute; c != 0 && sc.Kind == capture.KindGS1 {
+		for i, b := range text {
+			if b == c {
+				text[i] = 0x1d
+			}
+		}
+	}
+	return text
+}
+
+// typedResend is how long after a text a scanner may still send it again.
+const typedResend = 10 * time.Second
 
 // between says that something else than a movement came from a device: from the scanner, or any gun of a base.
 func (p *pipeline) between(b *spool.Batch, device string) {
@@ -781,10 +826,11 @@ func (p *pipeline) deliver(err error) {
 		if o.frame.Reply != nil {
 			o.frame.Reply.Reply(o.answer)
 		}
-		if o.text != nil && (o.kind == kAccepted || o.kind == kControl) {
-			p.a.wedge.typeText(o.text)
+		if o.text != nil {
+			p.typeLater(o)
 		}
 	}
+	p.typeNow()
 	clear(p.out)
 	p.out = p.out[:0]
 	p.mu.Lock()

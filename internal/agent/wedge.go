@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"time"
 
 	"scanonce/device"
 	"scanonce/internal/config"
@@ -26,12 +27,14 @@ type wedge struct {
 // typist is a device.Wedge.
 type typist interface {
 	Run(context.Context)
-	Type([]byte)
+	Type(text []byte, at time.Duration)
 	Stats() device.WedgeStats
 }
 
 func newWedge(a *agent) *wedge {
-	return &wedge{a: a, make: func(cfg device.WedgeConfig, notice func(error)) (typist, error) { return device.NewWedge(cfg, notice) }}
+	return &wedge{a: a, make: func(cfg device.WedgeConfig, notice func(error)) (typist, error) {
+		return device.NewWedge(cfg, a.clock, notice)
+	}}
 }
 
 // reconfigure starts, stops and restarts it.
@@ -80,12 +83,12 @@ func (w *wedge) close() {
 	w.end()
 }
 
-// typeText types, if anybody wants it. It does not wait.
-func (w *wedge) typeText(text []byte) {
+// typeText types the text of a scan, which came at the instant at by the boottime, if anybody wants it. It does not wait.
+func (w *wedge) typeText(text []byte, at time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.typist != nil {
-		w.typist.Type(text)
+		w.typist.Type(text, at)
 	}
 }
 
@@ -112,4 +115,41 @@ func (w *wedge) notice(err error) {
 		return
 	}
 	w.a.alarms.set(alarmWedge, err.Error()+"; scans are counted all the same, and not typed later", "mend it, and until then type what the application needs by hand")
+}
+
+// lateText is the text of an accepted scan.
+type lateText struct {
+	hidden
+	scanner string
+	seq     uint64 // of its record, 0 for none
+	at      time.Duration
+	text    []byte
+}
+
+// typeLater takes the text of an outcome. What is held because it came before is not typed: a person says what it is.
+func (p *pipeline) typeLater(o *outcome) {
+	t := lateText{scanner: o.scanner.id, at: o.frame.At.Boot, text: o.text}
+	switch {
+	case o.kind == kControl:
+	case o.kind != kAccepted:
+		return
+	case !o.decision.Record.Batch.IsZero():
+		since := o.decision.Record.Run
+		p.later = slices.DeleteFunc(p.later, func(l lateText) bool { return l.scanner == t.scanner && l.seq >= since })
+		return
+	default:
+		t.seq = o.decision.Record.Seq
+	}
+	p.later = append(p.later, t)
+}
+
+// typeNow types what may not turn out to repeat a stored batch any more.
+func (p *pipeline) typeNow() {
+	p.later = slices.DeleteFunc(p.later, func(t lateText) bool {
+		if since := p.a.spool.MayRepeat(t.scanner); since != 0 && t.seq >= since {
+			return false
+		}
+		p.a.wedge.typeText(t.text, t.at)
+		return true
+	})
 }

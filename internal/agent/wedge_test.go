@@ -3,8 +3,11 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
 	"slices"
 	"testing"
+	"time"
 
 	"scanonce/device"
 	"scanonce/internal/api"
@@ -20,8 +23,8 @@ type notebook struct {
 	ended  bool
 }
 
-func (n *notebook) Run(ctx context.Context) { <-ctx.Done(); n.ended = true }
-func (n *notebook) Type(text []byte)        { n.texts = append(n.texts, string(text)) }
+func (n *notebook) Run(ctx context.Context)           { <-ctx.Done(); n.ended = true }
+func (n *notebook) Type(text []byte, _ time.Duration) { n.texts = append(n.texts, string(text)) }
 func (n *notebook) Stats() device.WedgeStats {
 	return device.WedgeStats{Typed: uint64(len(n.texts)), Lost: 1}
 }
@@ -69,8 +72,17 @@ func TestWhatIsAcceptedIsTypedOnce(t *testing.T) {
 	scan("SCN-04", "]d2010030093721410017271130", device.Rejected)
 	scan("BASE", "07"+itemB, device.Accepted, itemB[3:])
 	scan("SHARED", itemA, device.Accepted) // not configured
+	before := len(books[0].texts)
 	c.want("accepted", "SCN-04", itemB, nil)
 	c.want("accepted", "cam", itemB, nil)
+	c.want("duplicate", "SCN-04", itemB, nil)
+	if _, err := c.a.SameAgain(t.Context(), "SCN-04", ""); err != nil {
+		t.Fatal(err)
+	}
+	c.a.pipe.turn(t.Context(), func() {})
+	if got := books[0].texts[before:]; len(got) > 0 {
+		t.Errorf("of an application's scans are typed %q", got)
+	}
 	c.disk(errors.New("broken"))
 	scan("SCN-04", itemC, device.NotAccepted)
 	c.disk(nil)
@@ -106,5 +118,135 @@ func TestWhatIsAcceptedIsTypedOnce(t *testing.T) {
 	c.a.wedge.reconfigure(c.cfg)
 	if len(books) != 2 {
 		t.Error("it began after its end")
+	}
+}
+
+// typing is an agent whose scanner SCN-04 is typed, on a clock that the test puts forward.
+func typing(t *testing.T, change func(*config.Config)) (*agent, *advanced, *notebook) {
+	t.Helper()
+	cfg := config.Default()
+	cfg.Agent.FacilityUUID, cfg.Agent.StateDir = "F", t.TempDir()
+	s := config.DefaultScanner()
+	s.ID, s.Wedge = "SCN-04", true
+	cfg.Scanners = []config.Scanner{s}
+	if change != nil {
+		change(cfg)
+	}
+	host, err := window.Host()
+	if err != nil {
+		t.Fatal(err)
+	}
+	clock := &advanced{OS: host}
+	a, err := core(cfg, Options{Log: slog.New(slog.DiscardHandler)}, Edges{OS: clock})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { a.close(false) })
+	book := &notebook{}
+	a.wedge.make = func(device.WedgeConfig, func(error)) (typist, error) { return book, nil }
+	a.wedge.reconfigure(cfg)
+	t.Cleanup(a.wedge.close)
+	return a, clock, book
+}
+
+// hears takes a frame of SCN-04 in.
+func (a *agent) hears(f device.Frame) (got device.Answer) {
+	f.Scanner, f.Length, f.At = "SCN-04", len(f.Data), a.clock.Now()
+	answers := make(chan device.Answer, 1)
+	f.Reply = replies(answers)
+	b := a.spool.NewBatch()
+	a.pipe.frame(b, f)
+	a.pipe.deliver(b.Commit())
+	return <-answers
+}
+
+// What a memory has sent before is not counted until a person says so, and not typed. What only began like it is typed, in
+// its order, once that is known.
+func TestRepeatedBatchIsNotTyped(t *testing.T) {
+	a, clock, book := typing(t, nil)
+	label := func(n int) string { return fmt.Sprintf("01003009372141062100B%02d\x1d17271130", n) }
+	var want []string
+	dump := func(labels ...int) {
+		for _, n := range labels {
+			clock.by += 20 * time.Millisecond
+			if got := a.hears(device.Frame{Data: device.Payload("]d2" + label(n))}); got != device.Accepted {
+				t.Fatalf("label %d is answered with %d", n, got)
+			}
+		}
+	}
+	quiet := func() {
+		clock.by += time.Minute
+		a.pipe.lapse()
+	}
+	typed := func(what string, labels ...int) {
+		t.Helper()
+		for _, n := range labels {
+			want = append(want, label(n))
+		}
+		if !slices.Equal(book.texts, want) {
+			t.Fatalf("%s: typed %q, want %q", what, book.texts, want)
+		}
+	}
+	all := make([]int, 2*a.cfg.Batch.Count)
+	for i := range all {
+		all[i] = i
+	}
+	dump(all...)
+	typed("the first copy", all...)
+	quiet()
+	dump(all...)
+	quiet()
+	typed("the second copy")
+	if n := len(a.spool.WaitingBatches()); n != 1 {
+		t.Fatalf("%d batches wait", n)
+	}
+	dump(0, 1, 2)
+	typed("what may be the third copy")
+	dump(50)
+	typed("it is none", 0, 1, 2, 50)
+	quiet()
+	dump(3, 4)
+	typed("what may be the third copy")
+	quiet()
+	typed("it was none", 3, 4)
+}
+
+// A text that names no item is typed once for all its echoes, and for what a scanner sends again.
+func TestEchoesOfATextAreTypedOnce(t *testing.T) {
+	a, clock, book := typing(t, func(c *config.Config) {
+		c.Scanners[0].Framing, c.Scanners[0].ScanType = "ssi", window.Receive // W is 400 ms
+	})
+	want := 0
+	for _, s := range []struct {
+		after  time.Duration
+		data   string
+		resend bool
+		typed  bool
+	}{
+		{0, "]C0SHELF 12", false, true}, {200 * time.Millisecond, "]C0SHELF 12", false, false}, {2 * time.Second, "]C0SHELF 12", true, false},
+		{2 * time.Second, "]C0SHELF 12", false, true}, {100 * time.Millisecond, "]C0SHELF 13", false, true},
+		{100 * time.Millisecond, "]C0SHELF 14", true, true}, // the first time it was damaged
+		{20 * time.Second, "]C0SHELF 14", true, true},
+	} {
+		clock.by += s.after
+		if got := a.hears(device.Frame{Data: device.Payload(s.data), Resend: s.resend}); got != device.Control {
+			t.Fatalf("answered with %d", got)
+		}
+		if s.typed {
+			want++
+		}
+		if len(book.texts) != want {
+			t.Fatalf("after %+v: typed %q", s, book.texts)
+		}
+	}
+}
+
+// What a scanner sends in place of GS is typed as GS.
+func TestSubstituteIsTypedAsGS(t *testing.T) {
+	a, _, book := typing(t, func(c *config.Config) { c.Scanners[0].GSSubstitute = "~" })
+	a.hears(device.Frame{Data: device.Payload("]d2010030093721410621S1~1727113010A1")})
+	a.hears(device.Frame{Data: device.Payload("]C0SHELF~12")})
+	if want := []string{"010030093721410621S1\x1d1727113010A1", "SHELF~12"}; !slices.Equal(book.texts, want) {
+		t.Errorf("typed %q, want %q", book.texts, want)
 	}
 }

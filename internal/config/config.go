@@ -185,7 +185,7 @@ type NDC struct {
 // Wedge says how accepted scans are typed.
 type Wedge struct {
 	Layout string `toml:"layout" enum:"us|uk|de|fr" doc:"The keyboard layout that the desktop is set to."`
-	GS     string `toml:"gs" doc:"What is typed where a code has GS, one character. GS itself is Ctrl+]. Empty: nothing."`
+	GS     string `toml:"gs" doc:"What is typed where a code has GS, one character. GS itself is Ctrl with the key of ]. Empty: nothing."`
 	End    string `toml:"end" enum:"enter|tab|none" doc:"The key behind each scan."`
 }
 
