@@ -12,6 +12,7 @@ import (
 const (
 	DefaultBaud             = 9600
 	DefaultInterByteTimeout = 200 * time.Millisecond
+	DefaultRetryInterval    = 2 * time.Second
 )
 
 // Bounds of what a serial scanner may be set to.
@@ -21,18 +22,23 @@ const (
 	maxBaud        = 4_000_000
 	minInterByte   = 10 * time.Millisecond
 	maxInterByte   = 10 * time.Second
+	minRetry       = time.Millisecond
+	maxRetry       = time.Minute
 	maxFeedbackLen = 64
 )
 
-// SerialConfig sets one serial scanner. The zero values of Baud, Framing and InterByteTimeout take the
-// defaults.
+// SerialConfig sets one serial scanner. The zero values of Baud, Framing, InterByteTimeout and RetryInterval take
+// the defaults.
 type SerialConfig struct {
 	ID               string // A-Z a-z 0-9 _ . -, at most 32
 	Path             string // absolute; a device node, a pty, or a symlink to one. It need not exist yet
 	Baud             int    // bit/s, 8 data bits, no parity, one stop bit
 	Framing          Framing
 	InterByteTimeout time.Duration // silence within a message that voids it
-	Feedback         Feedback
+	// RetryInterval is the scanner's response timeout: how long it waits for an answer before it sends again. Of SSI,
+	// it bounds the time between two packets of one scan; the other framings do not use it.
+	RetryInterval time.Duration
+	Feedback      Feedback
 }
 
 // Feedback holds the bytes that make a scanner beep or blink. Empty: nothing is sent.
@@ -80,6 +86,9 @@ func (c SerialConfig) validateRest() error {
 	if t := c.InterByteTimeout; t != 0 && (t < minInterByte || t > maxInterByte) {
 		bad("cannot use inter_byte_timeout %v of scanner %s: write %v to %v, for most scanners %v", t, c.ID, minInterByte, maxInterByte, DefaultInterByteTimeout)
 	}
+	if t := c.RetryInterval; t != 0 && (t < minRetry || t > maxRetry) {
+		bad("cannot use retry_interval %v of scanner %s: write %v to %v, for most scanners %v", t, c.ID, minRetry, maxRetry, DefaultRetryInterval)
+	}
 	for _, f := range []struct {
 		key   string
 		bytes []byte
@@ -100,6 +109,9 @@ func (c SerialConfig) withDefaults() SerialConfig {
 	}
 	if c.InterByteTimeout == 0 {
 		c.InterByteTimeout = DefaultInterByteTimeout
+	}
+	if c.RetryInterval == 0 {
+		c.RetryInterval = DefaultRetryInterval
 	}
 	return c
 }

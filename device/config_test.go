@@ -15,7 +15,7 @@ func TestSerialConfigValidate(t *testing.T) {
 	}{
 		{"defaults", func(*SerialConfig) {}, nil},
 		{"all set", func(c *SerialConfig) {
-			*c = SerialConfig{ID: "a.b_C-9", Path: "/tmp/t1/scn04", Baud: 115200, Framing: ACKNAK, InterByteTimeout: time.Second,
+			*c = SerialConfig{ID: "a.b_C-9", Path: "/tmp/t1/scn04", Baud: 115200, Framing: ACKNAK, InterByteTimeout: time.Second, RetryInterval: time.Minute,
 				Feedback: Feedback{Good: []byte("G")}}
 		}, nil},
 		{"id", func(c *SerialConfig) { c.ID = "SCN 04" }, []string{`cannot use scanner id "SCN 04": write 1 to 32 of`}},
@@ -25,6 +25,7 @@ func TestSerialConfigValidate(t *testing.T) {
 		{"relative", func(c *SerialConfig) { c.Path = "ttyACM0" }, []string{`cannot use path "ttyACM0" of scanner SCN-04: write an absolute path`}},
 		{"baud", func(c *SerialConfig) { c.Baud = 12 }, []string{"cannot set scanner SCN-04 to 12 baud: write 300 to 4000000, for most scanners 9600"}},
 		{"framing", func(c *SerialConfig) { c.Framing = "etx" }, []string{`cannot use framing "etx" of scanner SCN-04: write one of "line", "cr", "lf", "crlf", "stx-etx", "acknak"`}},
+		{"retry", func(c *SerialConfig) { c.RetryInterval = 2 * time.Minute }, []string{"cannot use retry_interval 2m0s of scanner SCN-04: write 1ms to 1m0s, for most scanners 2s"}},
 		{"timeout", func(c *SerialConfig) { c.InterByteTimeout = time.Millisecond }, []string{"cannot use inter_byte_timeout 1ms of scanner SCN-04: write 10ms to 10s"}},
 		{"feedback", func(c *SerialConfig) { c.Feedback.Duplicate = make([]byte, 65) }, []string{"cannot send feedback duplicate of scanner SCN-04: write at most 64 bytes"}},
 		{"two", func(c *SerialConfig) { c.Path = ""; c.Baud = -1 }, []string{"cannot find scanner", "cannot set scanner"}},

@@ -16,8 +16,8 @@ import (
 // where length counts the bytes in front of the checksum, which is the two's complement of their sum, 16 bits. Source is
 // 0 of a scanner and 4 of a host. Of status, bit 0 marks what is sent again, bit 1 what goes on in the next packet.
 // DECODE_DATA has the type of barcode in front of the data. Every packet of the scanner is answered: CMD_ACK, or CMD_NAK
-// with a cause. Without an answer within the response timeout, 2 s, it is sent again, twice, and so it is after the
-// cause "resend". A scan in several packets must be sent as "multi-packet option 1", which is the default: each of
+// with a cause. Without an answer within the response timeout, 2 s by default, it is sent again, twice, and so it is
+// after the cause "resend". A scan in several packets must be sent as "multi-packet option 1", which is the default: each of
 // them is answered.
 const SSI Framing = "ssi"
 
@@ -38,8 +38,9 @@ const (
 	ssiResend     = 1 // causes of a CMD_NAK
 	ssiBadContext = 2
 
-	// ssiGiveUp is more than a scanner spends on one packet: the response timeout, three times.
-	ssiGiveUp = 7 * time.Second
+	// ssiSlack is how much later than after the response timeout a packet may begin that is sent again: clocks
+	// differ, and the line is not read at once.
+	ssiSlack = time.Second
 )
 
 // ssiPacket makes a host's packet.
@@ -62,14 +63,16 @@ func ssiSum(p []byte) uint16 {
 type ssi struct {
 	scanner string
 	gap     time.Duration
+	retry   time.Duration // the scanner's response timeout
 	emit    func(Frame)
 	send    func([]byte) // answers that the pipeline has no part in
 
 	last   window.Reading
-	packet []byte // so far
-	data   []byte // of the packets before, of a scan in several
+	packet []byte        // so far
+	began  time.Duration // boottime of its first byte
+	data   []byte        // of the packets before, of a scan in several
 	parts  int
-	partAt time.Duration // boottime of the last of them
+	partAt time.Duration // boottime of the end of the last of them, resends and damaged ones included
 	before []byte        // the data of the packet before, by which it is known again
 	whole  []byte        // the last scan, if it came in several packets
 }
@@ -82,6 +85,9 @@ func (d *ssi) Report(p []byte, at window.Reading) {
 	for _, b := range p {
 		if len(d.packet) == 0 && b == 0 {
 			continue // wakes a host up
+		}
+		if len(d.packet) == 0 {
+			d.began = at.Boot
 		}
 		d.packet = append(d.packet, b)
 		if n := int(d.packet[0]); n < ssiHead {
@@ -117,8 +123,12 @@ func (d *ssi) take(p []byte, sum uint16) {
 }
 
 func (d *ssi) decoded(data []byte, again, more bool) {
-	if d.parts > 0 && d.last.Boot-d.partAt >= ssiGiveUp {
-		d.giveUp() // what comes now is another scan
+	// The next packet of a scan is sent upon our answer to the one before, and without one that is sent again: what
+	// begins later is of another scan.
+	if again {
+		d.within(d.retry + ssiSlack)
+	} else {
+		d.within(d.retry)
 	}
 	if again && d.parts > 0 && more && bytes.Equal(data, d.before) { // our answer to it was lost
 		d.partAt = d.last.Boot
@@ -130,11 +140,7 @@ func (d *ssi) decoded(data []byte, again, more bool) {
 		return
 	}
 	d.before = append(d.before[:0], data...)
-	if len(d.data)+len(data) <= MaxFrame {
-		d.data = append(d.data, data...)
-	} else {
-		d.data = d.data[:MaxFrame]
-	}
+	d.data = append(d.data, data[:min(len(data), MaxFrame-len(d.data))]...)
 	d.parts++
 	d.partAt = d.last.Boot
 	if more {
@@ -157,8 +163,17 @@ func (d *ssi) frame(data []byte, again bool) {
 	d.emit(f)
 }
 
+// within gives up the packets so far if the one under way has begun so long after the last of them.
+func (d *ssi) within(bound time.Duration) {
+	if d.began-d.partAt >= bound {
+		d.giveUp()
+	}
+}
+
 // fault voids the packet under way. The packets before it stay: the scanner sends this one again.
 func (d *ssi) fault() {
+	d.within(d.retry + ssiSlack) // it may have been one that is sent again
+	d.partAt = d.last.Boot
 	n := len(d.packet)
 	d.packet = d.packet[:0]
 	d.emit(Frame{Scanner: d.scanner, At: d.last, Fault: Incomplete, Length: n})
@@ -171,7 +186,8 @@ func (d *ssi) giveUp() {
 	}
 	d.emit(Frame{Scanner: d.scanner, At: d.last, Fault: Incomplete, Length: len(d.data), mute: true})
 	clear(d.data)
-	d.data, d.parts, d.before = d.data[:0], 0, nil
+	clear(d.before)
+	d.data, d.parts, d.whole = d.data[:0], 0, nil // no end that is sent again is that of the scan before
 }
 
 // Lost is never said of bytes.

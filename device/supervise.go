@@ -81,7 +81,7 @@ func newSupervisor(cfg SerialConfig, opener Opener, clock Clock, sink Sink, onSt
 	if cfg.Framing == SSI {
 		s.good, s.bad = ssiPacket(ssiAck), ssiPacket(ssiNak, ssiResend)
 		s.decode = func(_ Source, emit func(Frame)) (decoder, error) {
-			return &ssi{scanner: cfg.ID, gap: cfg.InterByteTimeout, emit: emit}, nil
+			return &ssi{scanner: cfg.ID, gap: cfg.InterByteTimeout, retry: cfg.RetryInterval, emit: emit}, nil
 		}
 		return s, nil
 	}

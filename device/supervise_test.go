@@ -543,6 +543,66 @@ func TestStopWithinAMessageVoidsIt(t *testing.T) {
 	})
 }
 
+// The packets so far of a scan in several are one void when their device goes away, and when the agent stops, and
+// nobody waits for an answer to it.
+func TestHalfOfAScanInPackets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var src *fakeSource
+		b := newBench(t, SerialConfig{Framing: SSI}, func() (Source, error) { src = newFakeSource(); return src, nil })
+		half := func(why Void, end func()) {
+			t.Helper()
+			for range 2 {
+				src.in <- decoderPacket(ssiMore, "PART")
+				synctest.Wait()
+				if got := <-src.written; got != string(ssiPacket(ssiAck)) {
+					t.Errorf("sent % x", got)
+				}
+			}
+			from := src
+			end()
+			synctest.Wait()
+			if len(b.frames) != 1 {
+				t.Fatalf("%s: %d frames", why, len(b.frames))
+			}
+			if f := <-b.frames; f.Fault != Incomplete || f.Length != 8 || f.Data != nil || !f.mute || f.Reply != nil {
+				t.Errorf("%s: %+v", why, f)
+			}
+			if v := b.snapshot().Voided; v[why] != 1 || len(from.written) != 0 {
+				t.Errorf("%s: voided %v, %d answers", why, v, len(from.written))
+			}
+		}
+		half(VoidUnplugged, func() {
+			src.fail <- io.EOF
+			synctest.Wait()
+			time.Sleep(backoffFirst)
+		})
+		src.in <- decoderPacket(0, "WHOLE")
+		b.expect(t, Frame{Data: Payload("WHOLE")})
+		half(VoidStopped, func() {
+			if d := b.stop(t); d != drainFor { // for the answer to the whole one
+				t.Errorf("the stop took %v", d)
+			}
+		})
+	})
+}
+
+// How long two packets of one scan may be apart is the scanner's response timeout, as it is configured.
+func TestPacketsWithinTheResponseTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := newFakeSource()
+		b := newBench(t, SerialConfig{Framing: SSI, RetryInterval: 9 * time.Second}, always(src))
+		src.in <- decoderPacket(ssiMore, "PART")
+		time.Sleep(9*time.Second - 1)
+		src.in <- decoderPacket(0, "END")
+		b.expect(t, Frame{Data: Payload("PARTEND")})
+		src.in <- decoderPacket(ssiMore, "PART")
+		time.Sleep(9 * time.Second)
+		src.in <- decoderPacket(0, "TWO")
+		b.expect(t, Frame{Fault: Incomplete, Length: 4}, Frame{Data: Payload("TWO")})
+		b.stop(t)
+	})
+}
+
 type fakeWatch chan struct{}
 
 func (fakeWatch) arm()                       {}
@@ -580,6 +640,94 @@ func TestBackoffBeginsAnewWithAChange(t *testing.T) {
 			if len(tries) < 2 || tries[1]-fail > backoffFirst {
 				t.Fatalf("failed at %v, tried at %v", fail, tries[:2])
 			}
+		}
+		b.stop(t)
+	})
+}
+
+// What a device did before a change at its place does not count: neither its crashes, nor that its failure was told.
+func TestCrashesCountAnewWithAChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var src *fakeSource
+		harmed := crashError{errors.New("cannot read: the reader was killed")}
+		var opens atomic.Bool
+		w := make(fakeWatch, 1)
+		b := newWatchedBench(t, SerialConfig{}, func() (Source, error) {
+			if src = newFakeSource(); opens.Load() {
+				return src, nil
+			}
+			return nil, harmed
+		}, w)
+		until := func(tries int) {
+			t.Helper()
+			for len(b.opener.tries()) < tries {
+				time.Sleep(time.Millisecond)
+				synctest.Wait()
+			}
+		}
+		for i := range 3 { // while it is waited for
+			until((i + 1) * (quarantineAfter - 1))
+			opens.Store(i == 2) // what follows is within sessions
+			w <- struct{}{}
+			synctest.Wait()
+			if st := b.snapshot(); st.State == Quarantined {
+				t.Fatalf("after %d changes: %+v", i+1, st)
+			}
+		}
+		for i := range 2 * quarantineAfter { // while it is read
+			w <- struct{}{}
+			synctest.Wait()
+			src.fail <- harmed
+			synctest.Wait()
+			if slices.Contains(b.told, Quarantined) {
+				t.Fatalf("left alone after %d crashes, each behind a change", i+1)
+			}
+		}
+		for range quarantineAfter { // and without a change
+			n := len(b.opener.tries())
+			src.fail <- harmed
+			synctest.Wait()
+			if b.snapshot().State != Quarantined {
+				until(n + 1)
+			}
+		}
+		if st := b.snapshot(); st.State != Quarantined {
+			t.Errorf("%+v", st)
+		}
+		b.stop(t)
+	})
+}
+
+// A failure that is repeated is told once; behind a change the attempt is told anew.
+func TestAttemptsAreToldAnewWithAChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var src *fakeSource
+		var granted atomic.Bool
+		w := make(fakeWatch, 1)
+		b := newWatchedBench(t, SerialConfig{}, func() (Source, error) {
+			if src = newFakeSource(); granted.Load() {
+				return src, nil
+			}
+			return nil, syscall.EACCES
+		}, w)
+		for range 2 { // while it is waited for
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			w <- struct{}{}
+			synctest.Wait()
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		granted.Store(true)
+		time.Sleep(backoffMax)
+		synctest.Wait()
+		w <- struct{}{} // while it is read
+		synctest.Wait()
+		src.fail <- syscall.EIO
+		synctest.Wait()
+		want := []State{Opening, Backoff, Opening, Backoff, Opening, Backoff, Reading, Backoff, Opening, Reading}
+		if !slices.Equal(b.told, want) {
+			t.Errorf("told %v, want %v", b.told, want)
 		}
 		b.stop(t)
 	})

@@ -125,7 +125,7 @@ func (f *fleet) source(c config.Scanner) (source, error) {
 		return device.NewHID(device.HIDConfig{ID: c.ID, Device: sel, Keyboard: c.Transport == "hid-keyboard", Mode: device.HIDMode(c.Mode), Force: c.Force,
 			Layout: c.Layout, Gap: c.InterByteTimeout, Worker: f.a.opts.HIDWorker}, f.bus, f.a.clock, f.a.pipe, f.stateChanged)
 	}
-	s := device.SerialConfig{ID: c.ID, Path: c.Path, Baud: c.Baud, Framing: device.Framing(c.Framing), InterByteTimeout: c.InterByteTimeout,
+	s := device.SerialConfig{ID: c.ID, Path: c.Path, Baud: c.Baud, Framing: device.Framing(c.Framing), InterByteTimeout: c.InterByteTimeout, RetryInterval: c.RetryInterval,
 		Feedback: feedbackOf(&c.Feedback)}
 	if c.USB == "" {
 		return device.NewSerial(s, f.a.clock, f.a.pipe, f.stateChanged)
