@@ -73,11 +73,7 @@ func checkDevices(root string, cfg *config.Config, running bool) []finding {
 		}
 	}
 	if types {
-		n := node{e.path("dev/uinput"), true}
-		err := n.usable()
-		if err != nil {
-			err = fmt.Errorf("the agent's user has no right to %s: %v", n.path, err)
-		}
+		err := usable([]node{{e.path("dev/uinput"), true}})
 		e.check("wedge", err, "scans can be typed", "load the module uinput; then, "+makeRules)
 	}
 	if len(usb) == 0 {

@@ -36,6 +36,10 @@ func (e *examiner) rights(name string, s config.Scanner, d device.USBDevice) {
 		}
 		nodes = append(nodes, node{d.SerialPort(), true})
 	}
+	if need.Keys && !need.Take && !need.USB {
+		e.listens(name, d)
+		return
+	}
 	for _, i := range d.Interfaces {
 		switch {
 		case !need.HID || need.USB:
@@ -53,15 +57,72 @@ func (e *examiner) rights(name string, s config.Scanner, d device.USBDevice) {
 	if s.Mode == "grab" {
 		nodes = append(nodes, node{e.path("dev/uinput"), true})
 	}
+	e.check(name+"rights", usable(nodes), paths(nodes), makeRules)
+}
+
+// listens looks at the nodes of a keyboard that the agent listens to: its reports, or where it has no right to these,
+// what the kernel makes of them.
+func (e *examiner) listens(name string, d device.USBDevice) {
+	name += "rights"
+	i, ok := keyboardOf(d)
+	var reports, events []node
+	if i.HIDRaw != "" {
+		reports = append(reports, node{i.HIDRaw, false})
+	}
+	for _, n := range i.Events {
+		events = append(events, node{n, false})
+	}
+	err := usable(reports)
+	switch {
+	case !ok:
+		e.bad(name, "it has no interface of a keyboard", "set the scanner to USB keyboard with the code in its manual, or write the transport that scanonce devices shows")
+	case len(reports)+len(events) == 0 && i.Driver == "": // which is told by itself
+	case len(reports)+len(events) == 0:
+		e.bad(name, "the kernel has made no node of it", "load the modules hid and evdev")
+	case len(reports) > 0 && err == nil:
+		e.well(name, paths(reports)+": its reports")
+	case len(events) > 0 && usable(events) == nil:
+		e.well(name, paths(events)+": its keys, since its reports are not to be had")
+	case err != nil:
+		e.bad(name, err.Error(), makeRules)
+	default:
+		e.bad(name, usable(events).Error(), makeRules)
+	}
+}
+
+// keyboardOf is the interface that the agent listens to: the first one whose descriptor is a keyboard's; without a
+// descriptor its class tells.
+func keyboardOf(d device.USBDevice) (device.USBInterface, bool) {
+	for _, i := range d.Interfaces {
+		typing := i.SubClass == 1 && i.Protocol == 1
+		if i.Descriptor != nil {
+			reports, err := device.ParseHIDDescriptor(i.Descriptor)
+			_, typing = device.FindHIDKeyboard(reports)
+			typing = typing && err == nil
+		}
+		if i.Class == 3 && typing {
+			return i, true
+		}
+	}
+	return device.USBInterface{}, false
+}
+
+func paths(nodes []node) string {
 	var all []string
 	for _, n := range nodes {
-		if err := n.usable(); err != nil {
-			e.bad(name+"rights", fmt.Sprintf("the agent's user has no right to %s: %v", n.path, err), makeRules)
-			return
-		}
 		all = append(all, n.path)
 	}
-	e.well(name+"rights", strings.Join(all, ", "))
+	return strings.Join(all, ", ")
+}
+
+// usable says which of the nodes the agent has no right to.
+func usable(nodes []node) error {
+	for _, n := range nodes {
+		if err := n.usable(); err != nil {
+			return fmt.Errorf("the agent's user has no right to %s: %v", n.path, err)
+		}
+	}
+	return nil
 }
 
 // node is one that the agent opens.

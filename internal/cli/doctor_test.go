@@ -50,11 +50,18 @@ func put(t *testing.T, path, text string) {
 	}
 }
 
+// Descriptors of a boot keyboard, and of a HID-POS scanner's data.
+var (
+	keyboardDescriptor = []byte{0x05, 0x01, 0x09, 0x06, 0xa1, 0x01, 0x05, 0x07, 0x19, 0xe0, 0x29, 0xe7, 0x15, 0x00, 0x25, 0x01, 0x75, 0x01, 0x95, 0x08, 0x81, 0x02,
+		0x95, 0x01, 0x75, 0x08, 0x81, 0x01, 0x95, 0x06, 0x75, 0x08, 0x15, 0x00, 0x26, 0xff, 0x00, 0x05, 0x07, 0x19, 0x00, 0x2a, 0xff, 0x00, 0x81, 0x00, 0xc0}
+	posDescriptor = []byte{0x05, 0x8c, 0x09, 0x02, 0xa1, 0x01, 0x85, 0x02, 0x15, 0x00, 0x26, 0xff, 0x00, 0x75, 0x08, 0x95, 0x38, 0x09, 0xfe, 0x82, 0x02, 0x01, 0xc0}
+)
+
 // Each thing that keeps a scanner from being read is found, with what to do, and it alone.
 func TestCheckDevices(t *testing.T) {
 	serial := testenv.USBSpec{Port: "1-1", Vendor: "05e0", Product: "1701", Interfaces: []testenv.USBInterfaceSpec{{Class: 2, SubClass: 2, Protocol: 1, Driver: "cdc_acm", TTY: "ttyACM0"}}}
 	keys := testenv.USBSpec{Port: "1-2.1", Vendor: "05f9", Product: "2206",
-		Interfaces: []testenv.USBInterfaceSpec{{Class: 3, SubClass: 1, Protocol: 1, Driver: "usbhid", HIDRaw: "hidraw0", Event: "event0", Descriptor: []byte{0x05, 0x01, 0x09, 0x06, 0xa1, 0x01, 0xc0}}}}
+		Interfaces: []testenv.USBInterfaceSpec{{Class: 3, SubClass: 1, Protocol: 1, Driver: "usbhid", HIDRaw: "hidraw0", Event: "event0", Descriptor: keyboardDescriptor}, {Class: 3, Driver: "usbhid", HIDRaw: "hidraw1", Descriptor: posDescriptor}}}
 	for _, c := range []struct {
 		name    string
 		spoil   func(t *testing.T, u *testenv.USBTree, cfg *config.Config)
@@ -71,7 +78,22 @@ func TestCheckDevices(t *testing.T) {
 			u.Plug(twin)
 		}, false, "scanner SER attached", "what the message says"},
 		{"no right to the port", func(t *testing.T, u *testenv.USBTree, _ *config.Config) { denied(t, u.Dev("ttyACM0")) }, false, "scanner SER rights", "scanonce udev"},
-		{"no right to the keys", func(t *testing.T, u *testenv.USBTree, _ *config.Config) { denied(t, u.Dev("hidraw0")) }, false, "scanner KEY rights", "scanonce udev"},
+		{"no right to the keys", func(t *testing.T, u *testenv.USBTree, _ *config.Config) {
+			denied(t, u.Dev("hidraw0"))
+			denied(t, u.Dev("event0"))
+		}, false, "scanner KEY rights", "scanonce udev"},
+		{"no keyboard", func(t *testing.T, u *testenv.USBTree, _ *config.Config) {
+			u.Unplug("1-2.1")
+			none := keys
+			none.Interfaces = keys.Interfaces[1:]
+			u.Plug(none)
+		}, false, "scanner KEY rights", "USB keyboard"},
+		{"no node", func(t *testing.T, u *testenv.USBTree, _ *config.Config) {
+			u.Unplug("1-2.1")
+			none := keys
+			none.Interfaces = []testenv.USBInterfaceSpec{{Class: 3, SubClass: 1, Protocol: 1, Driver: "usbhid", Descriptor: keyboardDescriptor}}
+			u.Plug(none)
+		}, false, "scanner KEY rights", "modules"},
 		{"no uinput to pass keys on", func(t *testing.T, u *testenv.USBTree, cfg *config.Config) {
 			cfg.Scanners[1].Mode = "grab"
 			forAgent(t, u.Dev("event0"), 0o660)
@@ -100,6 +122,12 @@ func TestCheckDevices(t *testing.T) {
 			put(t, u.Root+"/sys/class/tty/ttyACM0/dev", "166:0\n")
 			put(t, u.Root+"/run/udev/data/c166:0", "I:1\nE:ID_MM_DEVICE_IGNORE=1\nE:ID_BUS=usb\n")
 		}, false, "", ""},
+		{"no driver, so no node", func(t *testing.T, u *testenv.USBTree, _ *config.Config) {
+			u.Unplug("1-2.1")
+			none := keys
+			none.Interfaces = []testenv.USBInterfaceSpec{{Class: 3, SubClass: 1, Protocol: 1}}
+			u.Plug(none)
+		}, false, "scanner KEY driver", "scanonce rebind"},
 		{"not given back", func(t *testing.T, u *testenv.USBTree, _ *config.Config) { unbound(t, u) }, true, "scanner KEY driver", "scanonce rebind"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -108,6 +136,8 @@ func TestCheckDevices(t *testing.T) {
 			u.Plug(keys)
 			forAgent(t, u.Dev("ttyACM0"), 0o660)
 			forAgent(t, u.Dev("hidraw0"), 0o640)
+			denied(t, u.Dev("event0"))
+			denied(t, u.Dev("hidraw1")) // nothing is read of it
 			cfg := config.Default()
 			a, b := config.DefaultScanner(), config.DefaultScanner()
 			a.ID, a.USB = "SER", "05e0:1701"
@@ -130,6 +160,44 @@ func TestCheckDevices(t *testing.T) {
 				t.Errorf("got %+v, want %q | %q", bad, c.want, c.hint)
 			}
 		})
+	}
+}
+
+// The agent listens to a keyboard's reports, or to its keys; which of the two it may is told.
+func TestCheckListens(t *testing.T) {
+	for _, c := range []struct {
+		hidraw         string // "" for none
+		reports, event bool   // the agent has the right to them
+		ok             bool
+		want           string
+	}{
+		{"hidraw0", true, true, true, "hidraw0: its reports"},
+		{"hidraw0", true, false, true, "hidraw0: its reports"},
+		{"hidraw0", false, true, true, "event0: its keys, since its reports are not to be had"},
+		{"hidraw0", false, false, false, "no right to "},
+		{"", false, true, true, "event0: its keys, since its reports are not to be had"},
+		{"", false, false, false, "no right to "},
+	} {
+		u := testenv.NewUSBTree(t)
+		u.Plug(testenv.USBSpec{Port: "1-1", Vendor: "05f9", Product: "2206",
+			Interfaces: []testenv.USBInterfaceSpec{{Class: 3, SubClass: 1, Protocol: 1, Driver: "usbhid", HIDRaw: c.hidraw, Event: "event0", Descriptor: keyboardDescriptor}}})
+		for node, may := range map[string]bool{"hidraw0": c.reports, "event0": c.event} {
+			switch {
+			case may:
+				forAgent(t, u.Dev(node), 0o640)
+			case node != "hidraw0" || c.hidraw != "":
+				denied(t, u.Dev(node))
+			}
+		}
+		cfg := config.Default()
+		s := config.DefaultScanner()
+		s.ID, s.USB, s.Transport, s.Mode = "KEY", "05f9:2206", "hid-keyboard", "listen"
+		cfg.Scanners = []config.Scanner{s}
+		found := checkDevices(u.Root, cfg, false)
+		i := slices.IndexFunc(found, func(f finding) bool { return f.Check == "scanner KEY rights" })
+		if i < 0 || found[i].OK != c.ok || !strings.Contains(found[i].Detail, c.want) || strings.Contains(found[i].Detail, "reports") && !c.ok {
+			t.Errorf("%+v: %+v", c, found)
+		}
 	}
 }
 
