@@ -178,7 +178,8 @@ someone:x:1000:
 )
 
 // rootTree makes the guest's root: the programs, udev with the rules that matter to scanners and the project's
-// own, and what the C library needs to read the strings of USB devices, which are UTF-16.
+// own. The C library's character converters (gconv), which the library for USB devices reads their strings with, are
+// left out: the agent must not need them.
 func rootTree(dir, programs, configs string) error {
 	t, err := newTree(dir)
 	if err != nil {
@@ -207,15 +208,6 @@ func rootTree(dir, programs, configs string) error {
 		return err
 	}
 	if err := t.folder(configs, "/usr/lib/udev/rules.d", func(name string) bool { return strings.HasSuffix(name, ".rules") }); err != nil {
-		return err
-	}
-	gconv, err := filepath.Glob("/usr/lib/*/gconv")
-	if err != nil || len(gconv) == 0 {
-		return fmt.Errorf("cannot find the C library's converters below /usr/lib/*/gconv: install libc-bin")
-	}
-	if err := t.folder(gconv[0], gconv[0], func(name string) bool {
-		return name == "UTF-16.so" || name == "UTF-32.so" || strings.HasPrefix(name, "gconv-modules")
-	}); err != nil {
 		return err
 	}
 	for to, text := range map[string]string{"/etc/passwd": passwdFile, "/etc/group": groupFile, "/etc/nsswitch.conf": "passwd: files\ngroup: files\n"} {

@@ -10,8 +10,11 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"scanonce/device"
 	"scanonce/internal/testenv"
+	"scanonce/window"
 )
 
 // resume is the promise on how soon a scanner that is plugged in again is heard.
@@ -107,7 +110,21 @@ func TestSerialUnplugged(t *testing.T) {
 	}
 }
 
-// FTDI: QEMU's adapter, with its far end on another port of the machine.
+// readClock tells of each look at the time, which a scanner's task takes at its start, at its end, and once for each
+// read of its port that has given bytes.
+type readClock struct {
+	device.Clock
+	looks chan struct{}
+}
+
+func (c readClock) Now() window.Reading {
+	c.looks <- struct{}{}
+	return c.Clock.Now()
+}
+
+// FTDI: QEMU's adapter, with its far end on another port of the machine. It is unplugged within a message and comes
+// back, once under another name since a program holds the old node: the half is voided, never joined, and the scanner
+// is heard again in time.
 func TestSerialFTDI(t *testing.T) {
 	q := openQEMU(t)
 	far := openLine(t, farLine0)
@@ -117,26 +134,70 @@ func TestSerialFTDI(t *testing.T) {
 	adapter()
 	t.Cleanup(func() { q.call("device_del", map[string]string{"id": "ftdi0"}) })
 	path := byID(t, identity{serial: "FT-0001"})
-	s := serialScanner(t, device.SerialConfig{ID: "SCN-04", Path: path, InterByteTimeout: 10 * time.Second})
+	clock := readClock{hostClock(t), make(chan struct{}, 1<<16)}
+	s := supervise(t, func(sink device.Sink, onState device.StateFunc) (task, error) {
+		return device.NewSerial(device.SerialConfig{ID: "SCN-04", Path: path, InterByteTimeout: 10 * time.Second}, clock, sink, onState)
+	})
 	s.wait(device.Reading)
+	// half sends what the adapter may cut anywhere, byte by byte: a byte that the task has not read is lost with it.
+	half := func(text string) {
+		for i := range len(text) {
+			for len(clock.looks) > 0 {
+				<-clock.looks
+			}
+			sendTo(t, far, text[i:i+1])
+			select {
+			case <-clock.looks:
+			case <-time.After(patience):
+				t.Fatalf("%q of %q is not read", text[i], text)
+			}
+		}
+	}
+	target := func() string {
+		link, err := os.Readlink(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return filepath.Base(link)
+	}
 	for i := range 3 {
 		whole := fmt.Sprintf("]d2010950110153000310LOT%d", i)
 		sendTo(t, far, whole+"\r")
 		s.data(whole)
-		before, _ := os.Readlink(path)
-		node := stat(t, path)
+		first, node := target(), stat(t, path)
+		var holder *os.File
+		if i == 1 { // root may open what the agent has for itself
+			var err error
+			if holder, err = os.OpenFile(path, os.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK, 0); err != nil {
+				t.Fatal(err)
+			}
+			defer holder.Close()
+		}
+		begun := fmt.Sprintf("HALF%d", i)
+		half(begun)
+		s.nothing()
 		q.del("ftdi0")
+		s.fault(device.Incomplete, len(begun))
 		s.wait(device.Absent)
 		plugged := time.Now()
 		adapter()
 		again(t, plugged, path, node, s)
-		after, _ := os.Readlink(path)
-		t.Logf("now %s, before %s", filepath.Base(after), filepath.Base(before))
+		after := target()
+		t.Logf("now %s, before %s", after, first)
+		if holder != nil {
+			holder.Close()
+			if after == first {
+				t.Errorf("the scanner has its name %s again", first)
+			}
+		}
 	}
 	sendTo(t, far, "LAST\r")
 	s.data("LAST")
 	s.stop()
 	s.nothing()
+	if st := s.task.Stats(); st.Reopens != 3 || st.Voided[device.VoidUnplugged] != 3 || st.Dropped != 0 {
+		t.Errorf("%+v", st)
+	}
 }
 
 // The rights to a port come later than the port: the agent, which is not root, waits, says so, and hears the scanner
