@@ -20,8 +20,8 @@ import (
 )
 
 // fakeHIDEnv makes of the test program the process that reads a device. The device is the other end of a socket,
-// whose address is the value: the first packet says how the opening goes, each one after it what a Read gives, by
-// its first byte.
+// whose address is the value: it is sent the device's USB address; the first packet from it says how the opening goes,
+// each one after it what a Read gives, by its first byte.
 const fakeHIDEnv = "SCANONCE_TEST_HIDWORKER"
 
 func fakeHIDWorker(at string) int {
@@ -36,6 +36,9 @@ func fakeHIDWorker(at string) int {
 			return dev, nil, err
 		}
 		d := &fakeHIDDevice{c}
+		if _, err := c.Write([]byte{byte(r.Address)}); err != nil {
+			return dev, nil, err
+		}
 		how := make([]byte, 1000)
 		n, err := c.Read(how)
 		if err != nil {
@@ -97,9 +100,10 @@ func (d *fakeHIDDevice) Read(p []byte) (int, error) {
 
 // gadget is the device's side of one opening.
 type gadget struct {
-	t   testing.TB
-	c   *net.UnixConn
-	pid int // of the process that has it open
+	t       testing.TB
+	c       *net.UnixConn
+	pid     int // of the process that has it open
+	address int // on its bus; 0 if the process has ended before it said so
 }
 
 func (g *gadget) send(reports ...[]byte) {
@@ -243,6 +247,9 @@ func (r *hidRig) opening(how string) *gadget {
 	for {
 		g := r.accept()
 		// One that began just before a change is given up for it.
+		if !slices.ContainsFunc(r.bus.attached(), func(d USBDevice) bool { return d.Address == g.address }) {
+			continue
+		}
 		if _, err := g.c.Write([]byte(how)); !errors.Is(err, unix.EPIPE) {
 			return g
 		}
@@ -270,6 +277,11 @@ func (r *hidRig) accept() *gadget {
 	})
 	if err != nil {
 		r.t.Fatal(err)
+	}
+	c.SetReadDeadline(time.Now().Add(patience))
+	address := make([]byte, 1)
+	if n, _ := c.Read(address); n == 1 {
+		g.address = int(address[0])
 	}
 	return g
 }

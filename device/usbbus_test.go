@@ -207,6 +207,12 @@ func (b *fakeBus) attach(devs ...USBDevice) {
 	b.mu.Unlock()
 }
 
+func (b *fakeBus) attached() []USBDevice {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.devs
+}
+
 func newFakeBus(t *testing.T, open ...func() (busEvents, error)) *fakeBus {
 	t.Helper()
 	b := &fakeBus{Bus: NewBus("/", testClock())}
