@@ -70,7 +70,6 @@ func mutants() []mutant {
 			new: "\tvar early spool.Settlement\n\tfor i := range ops {\n\t\tearly.Done = append(early.Done, ops[i].ID)\n\t}\n\tc.journal.Settle(early)\n\tverdicts := c.judge(ctx, l, ops)\n"},
 		{name: "the queue overtaken", file: "sync/forward/inline.go", old: "!c.journal.Waits(subject) && ", new: ""},
 		{name: "conflict dropped", file: "sync/forward/courier.go", old: "end.Conflicts = append(end.Conflicts, *v.conflict)", new: "end.Done = append(end.Done, ops[i].ID)"},
-		{name: "an outcome told from memory alone", file: "sync/forward/courier.go", old: "over.Next = append(over.Next, v.keep(ops[i]))", new: "_ = v.keep"},
 		{name: "a pend under another event on replay", file: "sync/forward/courier.go", old: "pacase.Pend{Event: pacase.UUID(op.ID), Question: b.question()}",
 			new: "pacase.Pend{Event: pacase.UUID(spool.NewEvent(c.clock.Now().T)), Question: b.question()}"},
 		{name: "an advance under another id on replay", file: "sync/forward/courier.go", old: "b.Node, b.IngredientCost, b.RejectCode, op.ID.String())",
