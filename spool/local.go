@@ -118,8 +118,9 @@ func (d *doubt) provablyOver(at window.Reading, bootID string) bool {
 	if at.Boot > doubtful { // this boot alone has lasted longer
 		return true
 	}
-	proven := func(q window.Quality) bool { return q == window.Synced || q == window.Holdover }
-	return proven(d.quality) && proven(at.Quality) && at.T.Sub(d.at) > doubtful
+	// Both by the reference: a kernel that calls its clock disciplined before the reference has looked at it may be off by
+	// more than doubtful.
+	return d.quality == window.Synced && at.Quality == window.Synced && at.T.Sub(d.at) > doubtful
 }
 
 // holder returns the acceptance that has one of the keys.

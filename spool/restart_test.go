@@ -11,6 +11,7 @@ import (
 
 	"scanonce/bloom"
 	"scanonce/idem"
+	"scanonce/window"
 )
 
 // A restart between scan and bounce changes nothing, also when everything was drained. A memory that dies
@@ -599,6 +600,19 @@ func (r *rig) sameFiles(before map[string]string) {
 	for path, b := range before {
 		if after[path] != b {
 			r.t.Fatalf("%s has changed", filepath.Base(path))
+		}
+	}
+}
+
+// That a doubt is over in another boot is proved by the reference alone, at both ends.
+func TestDoubtIsOverByTheReference(t *testing.T) {
+	for _, before := range []window.Quality{window.Unsynced, window.Holdover, window.Synced} {
+		for _, now := range []window.Quality{window.Unsynced, window.Holdover, window.Synced} {
+			d := &doubt{bootID: "one", boot: time.Hour, at: 1000, quality: before}
+			at := window.Reading{T: d.at.Add(11 * time.Minute), Boot: time.Second, Quality: now}
+			if got, want := d.provablyOver(at, "two"), before == window.Synced && now == window.Synced; got != want {
+				t.Errorf("%v, then %v: over %v, want %v", before, now, got, want)
+			}
 		}
 	}
 }

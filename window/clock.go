@@ -150,8 +150,11 @@ func NewClock(o OS, last Mark, opts ClockOptions) *Clock {
 	high := opts.HighWater
 	start := wall
 	switch {
-	case synced: // proof enough to begin with, whatever reference follows
+	case synced: // proof enough to begin with; where a better reference follows, it has not confirmed it yet
 		c.quality, c.lastCheck = Synced, c.boot
+		if opts.NoKernelReference {
+			c.quality = Holdover
+		}
 	case sameBoot:
 		start = int64(last.T)*1e6 + int64(c.boot-last.Boot)
 		if last.Quality == Synced || last.Quality == Holdover {

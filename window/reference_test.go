@@ -30,13 +30,22 @@ func TestAFedReferenceAges(t *testing.T) {
 	}
 }
 
-// A disciplined kernel clock proves the start, in another boot too, although another reference follows.
+// A disciplined kernel clock proves the start, in another boot too, although another reference follows: until that has
+// confirmed it, it is no more than what went on without.
 func TestASyncedKernelProvesTheStart(t *testing.T) {
 	o := &refOS{boot: time.Hour, wall: time.UnixMilli(1_764_000_000_000), synced: true}
 	last := Mark{BootID: "another", T: FromTime(o.wall) - 1000, Reserved: FromTime(o.wall) + 50_000}
-	r := NewClock(o, last, ClockOptions{NoKernelReference: true}).Now()
-	if r.T != FromTime(o.wall) || r.Quality != Synced || r.Suspect(Default(Dispense)) {
+	c := NewClock(o, last, ClockOptions{NoKernelReference: true})
+	r := c.Now()
+	if r.T != FromTime(o.wall) || r.Quality != Holdover || r.Suspect(Default(Dispense)) {
 		t.Fatalf("%v %v, suspect %v", r.T, r.Quality, r.Suspect(Default(Dispense)))
+	}
+	c.Correct(r.T, 0)
+	if r := c.Now(); r.Quality != Synced || r.T != FromTime(o.wall) {
+		t.Fatalf("confirmed: %v %v", r.T, r.Quality)
+	}
+	if r := NewClock(o, last, ClockOptions{}).Now(); r.Quality != Synced {
+		t.Fatalf("as the reference itself: %v", r.Quality)
 	}
 }
 
