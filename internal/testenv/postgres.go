@@ -58,6 +58,8 @@ type Postgres struct {
 	opts PostgresOptions
 	cred *syscall.Credential // nil: as the test's own user
 
+	granting sync.Mutex // held while roles change
+
 	mu   sync.Mutex
 	proc *postmaster
 	log  bytes.Buffer
@@ -533,6 +535,8 @@ func (p *Postgres) OwnerDSN(database string) string { return p.DSN(PostgresOwner
 // creates if a migration has not yet.
 func (p *Postgres) AgentDSN(t testing.TB, database string) string {
 	t.Helper()
+	p.granting.Lock() // the server does not order them
+	defer p.granting.Unlock()
 	p.Exec(t, database, fmt.Sprintf(`DO $$ BEGIN CREATE ROLE %s; EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END $$`, PostgresRole))
 	p.Exec(t, database, fmt.Sprintf("GRANT %s TO %s", PostgresRole, PostgresLogin))
 	return p.DSN(PostgresLogin, database)

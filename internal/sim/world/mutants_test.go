@@ -36,7 +36,7 @@ func mutants() []mutant {
 			new: "\tf.early = f.claim(ctx, spool.Work{Records: records}, nil)\n\tfor i, r := range f.early.records {\n\t\tif f.early.ways[i] == won {\n\t\t\tf.ledger.Insert(ctx, []ledger.Row{f.row(r)})\n\t\t}\n\t}\n"},
 		{name: "answer before the fsync", file: "internal/agent/pipeline.go", old: "\tp.overflowed(t.Batch)\n\terr := t.Commit()\n",
 			new: "\tp.overflowed(t.Batch)\n\tfor i := range p.out {\n\t\tif o := &p.out[i]; o.frame.Reply != nil && o.kind == kAccepted {\n\t\t\to.frame.Reply.Reply(device.Accepted)\n\t\t\to.frame.Reply = nil\n\t\t}\n\t}\n\terr := t.Commit()\n", fast: true},
-		{name: "the prefilter decides", file: "spool/intake.go", old: "\t\twinner = s.recent.match(c.Physical, c.At.Boot, c.Act, c.Resend)\n", new: "\t\twinner = s.recent.physical[c.Physical.Hash]\n"},
+		{name: "the prefilter decides", file: "spool/intake.go", old: "\t\twinner = s.recent.match(c.Physical, c.At.Boot, c.Act, marked)\n", new: "\t\t_ = marked\n\t\twinner = s.recent.physical[c.Physical.Hash]\n"},
 		{name: "local rule by the window's phase", file: "spool/local.go", old: "boot-a.anchor >= a.span", new: "boot/a.span != a.anchor/a.span"},
 		{name: "quantity in the physical identity", file: "internal/agent/pipeline.go", old: "Physical: idem.PhysicalKey(s.id, sc.Element()),", new: "Physical: idem.PhysicalKey(s.id+strings.Repeat(\"+\", quantity), sc.Element()),"},
 		{name: "prefilter asked for keys alone", file: "spool/intake.go", old: "s.filter.Ask(c.Physical, keys.Idem, keys.Edge)", new: "s.filter.Ask(keys.Idem, keys.Edge)"},
