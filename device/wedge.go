@@ -103,7 +103,7 @@ func (w *Wedge) Type(text []byte, at time.Duration) {
 	case !w.ready.Load():
 		w.lost.Add(1) // why was told when it came
 		return
-	case time.Duration(len(strokes))*wedgePace > wedgeLate:
+	case time.Duration(len(strokes))*wedgePace >= wedgeLate:
 		err = fmt.Errorf("cannot type a scan: it takes more than %v", wedgeLate)
 	default:
 		select {
@@ -388,7 +388,7 @@ func (m *keymap) stroke(r rune) (stroke, bool) {
 // controlStroke types a control character with Ctrl and the key of the character that it is the control of.
 func (m *keymap) controlStroke(r rune) (stroke, bool) {
 	s, ok := m.stroke(unicode.ToLower(r + '@'))
-	s.ctrl = true
+	s.ctrl, s.letter = true, false
 	return s, ok
 }
 

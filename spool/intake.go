@@ -165,7 +165,10 @@ func (b *Batch) Decide(c *Candidate) (Decision, error) {
 	}
 	if err := s.room(len(b.records), winner != nil); err != nil {
 		b.rollback(mark)
-		if reason != ReasonResend {
+		switch {
+		case reason == ReasonResend:
+			b.follow(c, winner) // it comes once more
+		case c.Heard:
 			b.Between(id.Scanner)
 		}
 		return Decision{}, err
@@ -329,10 +332,22 @@ func (b *Batch) Commit() error {
 	if len(b.records) > 0 {
 		b.undoRuns(b.records[0].Seq)
 	}
+	others := map[string]int{} // by scanner, what was heard besides resends
+	for i := range b.undo {
+		if scanner := b.undo[i].beforeOf; scanner != "" {
+			others[scanner]++
+		}
+	}
 	b.rollback(0)
 	for _, r := range b.records {
-		if r.Reason != ReasonResend { // refused: it comes again, and is no resend of what was before it
-			delete(s.recent.before, r.Scanner)
+		if p := s.recent.before[r.Scanner]; p != nil && r.Reason == ReasonResend && others[r.Scanner] > 0 {
+			others[r.Scanner]--
+			s.recent.before[r.Scanner] = &preceding{p.acc, r.Boot} // it comes once more
+		}
+	}
+	for scanner, n := range others {
+		if n > 0 { // refused or unreadable: it comes again, and is no resend of what was before it
+			delete(s.recent.before, scanner)
 		}
 	}
 	if errors.Is(err, ErrDiskFull) || errors.Is(err, ErrClosed) {

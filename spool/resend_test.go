@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"scanonce/idem"
 	"scanonce/window"
 )
 
@@ -96,6 +97,47 @@ func TestMarkedBehindWhatWasNotTaken(t *testing.T) {
 				t.Fatal(err)
 			}
 			r.spool.reserve = reserveKept
+		}, ReasonResend},
+		"damaged, in a batch that the disk refused": {func(r *rig, c Candidate) {
+			b := r.spool.NewBatch()
+			b.Between("SCN-04")
+			c.Identity.Scanner, c.Physical = "SCN-05", idem.PhysicalKey("SCN-05", []byte("b"))
+			r.decide(b, c)
+			r.sabotage()
+			if b.Commit() == nil {
+				t.Fatal("committed")
+			}
+		}, ""},
+		"a scan of an application that the disk refused": {func(r *rig, c Candidate) {
+			b := r.spool.NewBatch()
+			c.Heard, c.Resends = false, Resends{}
+			r.decide(b, c)
+			r.sabotage()
+			if b.Commit() == nil {
+				t.Fatal("committed")
+			}
+		}, ReasonResend},
+		"resends that were refused, for longer than one may take": {func(r *rig, c Candidate) {
+			for _, after := range []time.Duration{time.Second, 2 * time.Second, 2 * time.Second} {
+				r.os.pass(after)
+				c.At, c.Resend = r.clock.Now(), true
+				b := r.spool.NewBatch()
+				if d := r.decide(b, c); d.Record.Reason != ReasonResend {
+					t.Fatalf("%+v", d.Record)
+				}
+				r.sabotage()
+				if b.Commit() == nil {
+					t.Fatal("committed")
+				}
+			}
+			r.os.pass(2 * time.Second)
+			r.spool.reserve = reserveSpent
+			c.At = r.clock.Now()
+			if _, err := r.spool.NewBatch().Decide(&c); !errors.Is(err, ErrDiskFull) {
+				t.Fatal(err)
+			}
+			r.spool.reserve = reserveKept
+			r.os.pass(2 * time.Second)
 		}, ReasonResend},
 		"nothing": {func(*rig, Candidate) {}, ReasonResend},
 	} {

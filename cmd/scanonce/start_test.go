@@ -515,6 +515,49 @@ func TestReload(t *testing.T) {
 	}
 }
 
+// A reload that is asked for while the agent starts waits for it, and ends nothing.
+func TestReloadWhileStarting(t *testing.T) {
+	t.Parallel()
+	h := program.NewHome(t, testenv.Setup{Directory: directory})
+	for range 20 {
+		cmd := h.Command(t.Context(), "run")
+		log, err := os.Create(h.Log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd.Stderr = log
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		says := func(text string) {
+			t.Helper()
+			for end := time.Now().Add(testenv.Patience); ; pace(t, time.Millisecond) {
+				b, err := os.ReadFile(h.Log)
+				if err != nil || strings.Contains(string(b), text) {
+					break
+				}
+				if time.Now().After(end) || cmd.ProcessState != nil {
+					t.Fatalf("never %q: %s", text, b)
+				}
+				cmd.Process.Signal(syscall.SIGHUP)
+			}
+		}
+		for {
+			b, _ := os.ReadFile(h.Log)
+			if strings.Contains(string(b), `"starting"`) {
+				break
+			}
+			pace(t, time.Millisecond)
+		}
+		says(`"reloaded"`)
+		cmd.Process.Signal(syscall.SIGTERM)
+		if err := cmd.Wait(); err != nil {
+			t.Fatalf("the agent ended: %v", err)
+		}
+		log.Close()
+	}
+}
+
 // What the verbs say of real state, with an agent and without.
 func TestVerbs(t *testing.T) {
 	t.Parallel()

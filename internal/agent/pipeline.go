@@ -574,6 +574,7 @@ func (p *pipeline) decide(b *spool.Batch, s *scanner, o *outcome, cand *spool.Ca
 	}
 	o.decision = d
 	p.keep(s)
+	s.typed.element = idem.Key{} // what is equal to a text before the movement is no echo of it
 	if d.Record.IsDuplicate() {
 		o.kind, o.reason, o.cand = kDuplicate, d.Record.Reason, *cand
 		if p.secret != nil {
@@ -826,9 +827,7 @@ func (p *pipeline) deliver(err error) {
 		if o.frame.Reply != nil {
 			o.frame.Reply.Reply(o.answer)
 		}
-		if o.text != nil {
-			p.typeLater(o)
-		}
+		p.typeLater(o)
 	}
 	p.typeNow()
 	clear(p.out)

@@ -103,6 +103,7 @@ type agent struct {
 	metrics *metrics
 	server  *localAPI
 
+	hup          chan os.Signal // nil: nobody asks for a reload so
 	reloading    sync.Mutex
 	batching     sync.Mutex         // held while the alarm of waiting batches is set or cleared
 	linked       chan *ledger.Probe // a row that the ledger must have, now that it answers
@@ -117,6 +118,8 @@ type agent struct {
 
 // Run runs the agent until ctx ends. It returns nil, or an *ExitError.
 func Run(ctx context.Context, cfg *config.Config, o Options) error {
+	hup := reloads() // first of all: unheard, the signal ends the process
+	defer signal.Stop(hup)
 	forbidCores(o.Log)
 	folder, err := openFolder(cfg.Agent.StateDir)
 	if err != nil {
@@ -127,7 +130,15 @@ func Run(ctx context.Context, cfg *config.Config, o Options) error {
 	if err != nil {
 		return err
 	}
+	a.hup = hup
 	return a.serve(ctx)
+}
+
+// reloads hears SIGHUP.
+func reloads() chan os.Signal {
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	return hup
 }
 
 // build opens what is stored and makes the parts. Nothing runs yet.
@@ -382,9 +393,6 @@ func atMost(ready <-chan struct{}, d time.Duration) <-chan struct{} {
 
 // attend waits for the end, serving signals and the watchdog meanwhile.
 func (a *agent) attend(ctx context.Context, failed <-chan struct{}) {
-	hup := make(chan os.Signal, 1)
-	signal.Notify(hup, syscall.SIGHUP)
-	defer signal.Stop(hup)
 	var tick <-chan time.Time
 	if d, err := daemon.SdWatchdogEnabled(false); err == nil && d > 0 {
 		t := time.NewTicker(d / 2)
@@ -397,7 +405,7 @@ func (a *agent) attend(ctx context.Context, failed <-chan struct{}) {
 			return
 		case <-failed:
 			return
-		case <-hup:
+		case <-a.hup:
 			a.reload()
 		case <-tick:
 			if a.Alive() == nil { // the pipeline turned just now

@@ -47,6 +47,7 @@ func (w *wedge) reconfigure(cfg *config.Config) {
 	}
 	w.end()
 	if !wanted {
+		w.a.alarms.clear(alarmWedge)
 		return
 	}
 	w.cfg = cfg.Wedge
@@ -128,25 +129,33 @@ type lateText struct {
 
 // typeLater takes the text of an outcome. What is held because it came before is not typed: a person says what it is.
 func (p *pipeline) typeLater(o *outcome) {
-	t := lateText{scanner: o.scanner.id, at: o.frame.At.Boot, text: o.text}
-	switch {
-	case o.kind == kControl:
-	case o.kind != kAccepted:
-		return
-	case !o.decision.Record.Batch.IsZero():
-		since := o.decision.Record.Run
-		p.later = slices.DeleteFunc(p.later, func(l lateText) bool { return l.scanner == t.scanner && l.seq >= since })
-		return
+	var seq uint64
+	switch o.kind {
+	case kAccepted, kDuplicate:
+		r := o.decision.Record
+		if !r.Batch.IsZero() {
+			p.later = slices.DeleteFunc(p.later, func(l lateText) bool { return l.scanner == o.scanner.id && l.seq >= r.Run })
+			return
+		}
+		seq = r.Seq
+	case kControl:
 	default:
-		t.seq = o.decision.Record.Seq
+		return
 	}
-	p.later = append(p.later, t)
+	if o.text != nil && o.kind != kDuplicate {
+		p.later = append(p.later, lateText{scanner: o.scanner.id, seq: seq, at: o.frame.At.Boot, text: o.text})
+	}
 }
 
-// typeNow types what may not turn out to repeat a stored batch any more.
+// typeNow types what may not turn out to repeat a stored batch any more, of each scanner in its order.
 func (p *pipeline) typeNow() {
+	var wait []string
 	p.later = slices.DeleteFunc(p.later, func(t lateText) bool {
+		if slices.Contains(wait, t.scanner) {
+			return false
+		}
 		if since := p.a.spool.MayRepeat(t.scanner); since != 0 && t.seq >= since {
+			wait = append(wait, t.scanner)
 			return false
 		}
 		p.a.wedge.typeText(t.text, t.at)

@@ -205,10 +205,39 @@ func TestRepeatedBatchIsNotTyped(t *testing.T) {
 	dump(50)
 	typed("it is none", 0, 1, 2, 50)
 	quiet()
+	// A text that names no item goes behind the items before it, whatever these are waiting for.
+	dump(5)
+	clock.by += 20 * time.Millisecond
+	a.hears(device.Frame{Data: device.Payload("]C0CONFIRM")})
+	typed("an item that waits, and a text")
+	quiet()
+	want = append(want, label(5), "CONFIRM")
+	typed("in their order")
+	quiet()
 	dump(3, 4)
 	typed("what may be the third copy")
 	quiet()
 	typed("it was none", 3, 4)
+}
+
+// The frame by which a repeated batch is known may be a local duplicate: its memory holds one item twice.
+func TestRepeatedBatchIsKnownByADuplicate(t *testing.T) {
+	a, clock, book := typing(t, nil)
+	dump := func() {
+		for n := range a.cfg.Batch.Count {
+			clock.by += 20 * time.Millisecond
+			n = min(n, a.cfg.Batch.Count-2) // the last two are equal
+			a.hears(device.Frame{Data: device.Payload(fmt.Sprintf("]d201003009372141062100B%02d\x1d17271130", n))})
+		}
+		clock.by += time.Minute
+		a.pipe.lapse()
+	}
+	dump()
+	first := len(book.texts)
+	dump()
+	if waiting := a.spool.WaitingBatches(); len(waiting) != 1 || first != a.cfg.Batch.Count-1 || len(book.texts) != first {
+		t.Errorf("%d batches wait; of the first copy %d were typed, of the second %d", len(waiting), first, len(book.texts)-first)
+	}
 }
 
 // A text that names no item is typed once for all its echoes, and for what a scanner sends again.
@@ -227,9 +256,14 @@ func TestEchoesOfATextAreTypedOnce(t *testing.T) {
 		{2 * time.Second, "]C0SHELF 12", false, true}, {100 * time.Millisecond, "]C0SHELF 13", false, true},
 		{100 * time.Millisecond, "]C0SHELF 14", true, true}, // the first time it was damaged
 		{20 * time.Second, "]C0SHELF 14", true, true},
+		{50 * time.Millisecond, itemA, false, true}, {50 * time.Millisecond, "]C0SHELF 14", false, true}, // behind an item
 	} {
 		clock.by += s.after
-		if got := a.hears(device.Frame{Data: device.Payload(s.data), Resend: s.resend}); got != device.Control {
+		answer := device.Control
+		if s.data == itemA {
+			answer = device.Accepted
+		}
+		if got := a.hears(device.Frame{Data: device.Payload(s.data), Resend: s.resend}); got != answer {
 			t.Fatalf("answered with %d", got)
 		}
 		if s.typed {
